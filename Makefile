@@ -1,0 +1,70 @@
+# make demo and make test set everything up on a machine that has python3 (with venv), pip and make.
+#   VENV=path       another virtual environment (an existing one is used as it is)
+#   CONSTRAINTS=    nothing pinned: keep the torch that the environment already has
+#   WORKERS=n       test processes
+
+PYTHON ?= python3
+VENV ?= .venv
+CONSTRAINTS ?= constraints.txt
+WORKERS ?= 2
+
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
+WANTED := pyproject.toml $(CONSTRAINTS)
+INSTALLED := $(VENV)/.installed
+INSTALLED_DEV := $(VENV)/.installed-dev
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint types imports pytest bench format constraints clean distclean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
+
+demo: $(INSTALLED) ## set up, train a nano model for a minute, sample from it, show the corrections
+	$(BIN)/scdd demo
+
+test: lint types imports pytest ## set up, lint, types, import rules, and the default test suite with coverage
+
+lint: $(INSTALLED_DEV) ## ruff: lint and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(INSTALLED_DEV) ## mypy, strict
+	$(BIN)/mypy
+
+imports: $(INSTALLED_DEV) ## import-linter: rooms open downwards only
+	$(BIN)/lint-imports
+
+pytest: $(INSTALLED_DEV) ## the default test suite with coverage
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --cov --cov-report=term
+
+bench: ## list the benchmarks
+	@found=$$(ls benchmarks/*.py 2>/dev/null); \
+	if [ -z "$$found" ]; then echo "benchmarks/ holds no benchmark."; else \
+	for file in $$found; do printf '  %s\n      %s\n' "$(BIN)/python $$file" "$$(sed -n '1s/^"""//p' $$file)"; done; fi
+
+format: $(INSTALLED_DEV) ## mend what ruff can mend
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+constraints: $(INSTALLED_DEV) ## pin the versions of this environment in constraints.txt
+	$(BIN)/python tools/constraints.py
+
+clean: ## remove caches and build output
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage htmlcov
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean ## remove the virtual environment too
+	rm -rf $(VENV)
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# An order-only prerequisite: the interpreter's date says nothing about what is installed.
+$(INSTALLED): $(WANTED) | $(BIN)/python
+	$(INSTALL) -e .
+	@touch $@
+
+$(INSTALLED_DEV): $(WANTED) | $(BIN)/python
+	$(INSTALL) -e '.[dev]'
+	@touch $@ $(INSTALLED)

@@ -1,0 +1,118 @@
+"""`scdd`: finds the verb, imports its file, and turns a user's mistake into one sentence.
+
+How to add a verb. Write `scdd/cli/<verb>.py` with either
+
+- a function of the verb's name, annotated as typer wants it (`def train(recipe: str, out: Path = ...) -> None`), or
+- `app`, a `typer.Typer`, where the verb has verbs of its own (`scdd recipe show`);
+
+and give it a line in `VERBS`. The line is the verb's help in `scdd --help`, which therefore imports no verb, and no
+torch. A line whose file does not exist is not shown. Inside a verb, raise `UserError` for whatever the user can mend:
+it is printed as `error: …` and the exit status is 2. Anything else is a bug and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from scdd import __version__
+from scdd.core.errors import UserError
+
+
+class Verb(NamedTuple):
+    """A line of help, and the optional dependencies that the verb may lack."""
+
+    help: str
+    extra: str | None = None
+
+
+VERBS: dict[str, Verb] = {
+    "demo": Verb(
+        "Train a nano model on a small text for a minute, sample from it, and show the corrections."
+    ),
+    "prepare": Verb("Turn text into packed token shards.", "train"),
+    "train": Verb("Train a model from a recipe, or resume it.", "train"),
+    "sample": Verb("Draw text from a model."),
+    "infill": Verb("Fill the [MASK] spans of a text."),
+    "correct": Verb("Find and repair what a model doubts in a text."),
+    "score": Verb("Show how likely a model finds each token of a text."),
+    "eval": Verb(
+        "Measure a model: likelihood, generative perplexity, diversity, correction, zero-shot.", "eval"
+    ),
+    "report": Verb("Gather measurements into tables and figures.", "eval"),
+    "serve": Verb("Serve a model over HTTP.", "serve"),
+    "bench": Verb("Measure speed and memory."),
+    "recipe": Verb("Show, check and list recipes."),
+}
+
+
+class LazyGroup(TyperGroup):
+    """Knows its verbs by the table, and imports only the one that is called."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for name, verb in VERBS.items():
+            if find_spec(f"scdd.cli.{name}") is not None:
+                self.commands[name] = TyperCommand(
+                    name, help=verb.help
+                )  # for listing; the real one comes below
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The verb itself, imported now."""
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command if name is None else import_verb(name), rest
+
+
+def import_verb(name: str) -> Any:
+    """The command that a verb's file defines."""
+    try:
+        module = import_module(f"scdd.cli.{name}")
+    except ModuleNotFoundError as error:
+        extra = VERBS[name].extra
+        if extra is None or (error.name or "scdd").partition(".")[0] == "scdd":
+            raise
+        raise UserError(f"scdd {name} needs {error.name}: pip install 'scdd[{extra}]'.") from error
+    if isinstance(getattr(module, "app", None), typer.Typer):
+        return typer.main.get_command(module.app)
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app.command(name)(getattr(module, name))
+    return typer.main.get_command(app)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"scdd {__version__}")
+        raise typer.Exit
+
+
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit."),
+    ] = False,
+) -> None:
+    """Self-Correcting Discrete Diffusion language models."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `scdd` with these arguments (default: the process's) and return the exit status."""
+    # Plain help text: rich's markup would swallow words in square brackets such as [MASK].
+    app = typer.Typer(cls=LazyGroup, add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+    app.callback()(_root)
+    try:
+        typer.main.get_command(app)(args=argv, prog_name="scdd")
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 0
+    except UserError as error:
+        for line in str(error).splitlines():
+            print(f"error: {line}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0

@@ -1,0 +1,127 @@
+"""From pydantic's findings to sentences that name the place, the mistake and the cure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from scdd.core.errors import UserError
+from scdd.recipe.sections import Recipe
+from scdd.recipe.tree import hints, kinds, members, section_of, settings
+
+
+def explain(
+    error: ValidationError, tree: Mapping[str, Any], source: str, overrides: Mapping[str, str]
+) -> UserError:
+    """One sentence a finding. Findings that an override caused name the override instead of the file."""
+    lines = []
+    for finding in error.errors(include_url=False):
+        keys = _path(finding["loc"], tree)
+        culprit = next(
+            (text for at, text in overrides.items() if keys and _related(at, ".".join(keys))), None
+        )
+        where = source if culprit is None else f"--set {culprit}"
+        sentence = _sentence(finding, keys, tree)
+        lines.append(f"{where}: {sentence}{'' if sentence.endswith('?') else '.'}")
+    return UserError("\n".join(dict.fromkeys(lines)))
+
+
+def _related(one: str, other: str) -> bool:
+    """Whether one path is the other or lies inside it."""
+    return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
+
+
+def _path(location: tuple[int | str, ...], tree: Any) -> list[str]:
+    """The keys as the user wrote them: pydantic also lists the `kind` that it chose on the way."""
+    keys: list[str] = []
+    node = tree
+    for part in location:
+        if isinstance(node, Mapping):
+            if part not in node and part == node.get("kind"):
+                continue
+            node = node.get(part)
+        elif isinstance(node, list) and isinstance(part, int) and part < len(node):
+            node = node[part]
+        keys.append(str(part))
+    return keys
+
+
+def _sentence(finding: ErrorDetails, keys: list[str], tree: Mapping[str, Any]) -> str:
+    path, given, context = ".".join(keys), finding["input"], finding.get("ctx", {})
+    match finding["type"]:
+        case "unexpected_keyword_argument" | "extra_forbidden":
+            return f"{path} is not a known key{_nearest_key(keys, tree)}"
+        case "missing" | "missing_argument" | "missing_keyword_only_argument":
+            return f"{path} is missing"
+        case "union_tag_not_found":
+            return f"{path}.kind is missing; choose one of {_listed(_tags(keys, tree))}"
+        case "union_tag_invalid":
+            return _not_among(f"{path}.kind", context["tag"], _tags(keys, tree))
+        case "literal_error":
+            return _not_among(path, given, _quoted(context["expected"]))
+        case "dataclass_type" | "model_attributes_type" | "dict_type":
+            return f"{path} is {_shown(given)}: it should be a section with keys of its own"
+        case "value_error":
+            return f"{path + ': ' if path else ''}{context['error']}"
+        case _:
+            return f"{path} is {_shown(given)}: {finding['msg'].replace('Input should', 'it should')}"
+
+
+def _shown(value: Any) -> str:
+    """A value as YAML writes it, cut to a readable length."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names)
+
+
+def _quoted(expected: str) -> list[str]:
+    """Pydantic's "'a', 'b' or 'c'" as a list."""
+    return expected.split("'")[1::2]
+
+
+def _not_among(path: str, given: Any, allowed: list[str]) -> str:
+    near = get_close_matches(str(given), allowed, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return f"{path} is {_shown(given)}: choose one of {_listed(allowed)}{hint}"
+
+
+def _hint_at(keys: list[str], tree: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Type hint and node at a path that exists."""
+    hint: Any = Recipe
+    node: Any = tree
+    for key in keys:
+        section = section_of(hint, node)
+        hint = hints(section).get(key) if section is not None else None
+        node = node.get(key) if isinstance(node, Mapping) else None
+    return hint, node
+
+
+def _tags(keys: list[str], tree: Mapping[str, Any]) -> list[str]:
+    return [kind for section in members(_hint_at(keys, tree)[0]) for kind in kinds(section)]
+
+
+def _nearest_key(keys: list[str], tree: Mapping[str, Any]) -> str:
+    """Why a key is not known here, and where it might be: nearby, under another kind, or in another section."""
+    hint, node = _hint_at(keys[:-1], tree)
+    section = section_of(hint, node)
+    known = list(hints(section)) if section is not None else []
+    near = get_close_matches(keys[-1], known, n=1)
+    if near:
+        return f"; did you mean {near[0]}?"
+    owners = [kind for other in members(hint) if keys[-1] in hints(other) for kind in kinds(other)]
+    if owners:
+        return f" of kind {node.get('kind')}; it belongs to kind {' or '.join(owners)}"
+    elsewhere = [
+        path for path in settings() if path.rpartition(".")[2] == keys[-1] and path != ".".join(keys)
+    ]
+    if elsewhere:
+        return f" here; did you mean {elsewhere[0]}?"
+    return f"; the keys here are {_listed(known)}"
