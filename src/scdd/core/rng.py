@@ -1,0 +1,78 @@
+"""Randomness as an argument: a `torch.Generator`, or `Keyed` counters that do not care how samples are batched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+_GOLDEN = -0x61C8864680B583EB  # 2^64/φ as a signed 64-bit integer; splitmix64's increment
+_MIX_1 = -0x40A7B892E31B1A47
+_MIX_2 = -0x6B2FB644ECCEEE15
+
+
+class Keyed:
+    """One stream of numbers a sample: the n-th call gives row i numbers that depend on (seed, i, n, position) alone.
+
+    So sample i of a seed is the same alone or in a batch of 512, on any number of ranks, on any device.
+    """
+
+    def __init__(
+        self, seed: int, samples: Sequence[int] | Tensor, device: torch.device | str | None = None
+    ) -> None:
+        index = torch.as_tensor(samples, dtype=torch.int64, device=device)
+        self.keys = _hash(_hash(torch.full_like(index, _signed(seed))) ^ index)
+        self.calls = 0
+
+    def bits(self, shape: torch.Size | tuple[int, ...]) -> Tensor:
+        """Hashed 64-bit integers of `shape`, whose first axis is the samples."""
+        if shape[0] != self.keys.shape[0]:
+            raise ValueError(f"{self.keys.shape[0]} samples cannot give numbers of shape {tuple(shape)}")
+        self.calls += 1
+        places = torch.arange(torch.Size(shape[1:]).numel(), device=self.keys.device)
+        call = _hash(self.keys + _signed(_GOLDEN * self.calls))
+        return _hash(call[:, None] ^ _hash(places)[None, :]).reshape(shape)
+
+
+Randomness = torch.Generator | Keyed | None
+
+
+def uniforms(
+    shape: torch.Size | tuple[int, ...], source: Randomness = None, device: torch.device | str | None = None
+) -> Tensor:
+    """Float64 numbers in [0, 1) with 53 random bits: float32's 24 would round probabilities of 1e-8 away."""
+    if isinstance(source, Keyed):
+        return ((source.bits(shape) >> 11) & ((1 << 53) - 1)).to(torch.float64) * 2.0**-53
+    drawn = torch.rand(shape, generator=source, dtype=torch.float64, device=_home(source, device))
+    return drawn.to(device) if device is not None else drawn
+
+
+def integers(
+    high: int,
+    shape: torch.Size | tuple[int, ...],
+    source: Randomness = None,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """Integers from 0 to high − 1."""
+    if isinstance(source, Keyed):
+        return (uniforms(shape, source) * high).to(torch.int64).clamp_(max=high - 1)
+    drawn = torch.randint(high, tuple(shape), generator=source, device=_home(source, device))
+    return drawn.to(device) if device is not None else drawn
+
+
+def _home(source: torch.Generator | None, device: torch.device | str | None) -> torch.device | str | None:
+    return source.device if source is not None else device
+
+
+def _signed(value: int) -> int:
+    value &= (1 << 64) - 1
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def _hash(value: Tensor) -> Tensor:
+    """splitmix64's finaliser; int64 arithmetic wraps, and the shifts are made logical by a mask."""
+    value = value + _GOLDEN
+    value = (value ^ ((value >> 30) & ((1 << 34) - 1))) * _MIX_1
+    value = (value ^ ((value >> 27) & ((1 << 37) - 1))) * _MIX_2
+    return value ^ ((value >> 31) & ((1 << 33) - 1))

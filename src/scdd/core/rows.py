@@ -1,0 +1,98 @@
+"""Row types: what a schedule says of a time, and what a process says of a position.
+
+Every field is a float64 tensor that broadcasts to the positions it speaks of.
+Symbols: x clean token, z_t noisy token, m mask, K ordinary tokens, u uniform over those K.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Levels(NamedTuple):
+    """The noise levels of `eq:marginal` at one time, with derivatives.
+
+    γ = P(z_t ≠ m) and ρ = P(z_t retains x | z_t ≠ m). The complements come from closed forms of their own:
+    with p_u = 1e-6 the subtraction 1 − ρ would lose ten of sixteen digits.
+    """
+
+    gamma: Tensor
+    rho: Tensor
+    one_minus_gamma: Tensor
+    one_minus_rho: Tensor
+    dgamma: Tensor
+    drho: Tensor
+
+    def like(self, z: Tensor) -> Levels:
+        """These levels on z's device, given trailing axes until times [B] broadcast against positions [B, L]."""
+        return Levels(*(_align(field.to(z.device), z) for field in self))
+
+
+def _align(field: Tensor, z: Tensor) -> Tensor:
+    return field.reshape(field.shape + (1,) * (z.dim() - field.dim())) if field.dim() < z.dim() else field
+
+
+def _clean() -> Levels:
+    one, zero = torch.ones((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+    return Levels(one, one, zero, zero, zero, zero)
+
+
+CLEAN = _clean()
+"""The levels of the clean data, the paper's t_{−1}: γ = ρ = 1."""
+
+
+class Kernel(NamedTuple):
+    """One row of a forward kernel, or of its rate matrix, seen from a fixed z_t as a function of v = z_s:
+
+    keep·1[v = z_t] + other·1[v ≠ m] + from_mask·1[v = m]
+    """
+
+    keep: Tensor
+    other: Tensor
+    from_mask: Tensor
+
+
+class Transition(NamedTuple):
+    """What happens to a position in one reverse step; the four probabilities sum to one.
+
+    keep: z_s = z_t;  model: z_s ~ x_θ;  uniform: z_s ~ u;  mask: z_s = m.
+    """
+
+    keep: Tensor
+    model: Tensor
+    uniform: Tensor
+    mask: Tensor
+
+
+class Rows(NamedTuple):
+    """Coefficients of the per-position ELBO loss, a closed form of log x_θ(x), log x_θ(z_t) and S.
+
+    With D(p) = log(1 + r·p), ℓ(p) = D(p) − D(1) (so ℓ(1) = 0; ℓ(p) = log p where r = ∞) and S = Σ_{v≠m} D(x_θ(v)):
+
+        y    = ℓ_t(x_θ(z_t)) if z_t = x else D_t(x_θ(z_t))          the log of q_t(z_t | x_θ) / q_t(z_t | x)
+        loss = −w_x·ℓ(x_θ(x)) − w_z·D(x_θ(z_t)) − w_o·(S − D(x_θ(x))) + w_t·y + w_e·(e^{−y} − 1)
+
+    r = exp(log_r) is the signal over the floor α/β at the level of z_s (z_t itself in continuous time), r_t the same
+    at z_t. Where r = ∞ there is no floor and w_z = w_o = 0: those terms must be skipped, not multiplied by zero.
+    """
+
+    log_r: Tensor
+    log_r_t: Tensor
+    w_x: Tensor
+    w_z: Tensor
+    w_o: Tensor
+    w_t: Tensor
+    w_e: Tensor
+
+    def scaled(self, weight: Tensor | float) -> Rows:
+        """The rows of weight × loss."""
+        return self._replace(
+            **{name: getattr(self, name) * weight for name in ("w_x", "w_z", "w_o", "w_t", "w_e")}
+        )
+
+    def flatten(self, shape: torch.Size) -> Rows:
+        """Every field broadcast to `shape` and flattened to one axis of positions."""
+        return Rows(*(field.expand(shape).reshape(-1) for field in self))

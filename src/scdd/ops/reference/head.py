@@ -1,0 +1,40 @@
+"""The head's logits, plainly."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from scdd.core import Head
+from scdd.ops.filters import NO_FILTERS, Filters
+from scdd.ops.reference.filters import filtered
+
+
+def logits(hidden: Tensor, head: Head, z_t: Tensor | None = None) -> Tensor:
+    """[N, V] float64 logits with −∞ at the mask: x_θ gives it no probability (Zero Masking Probabilities)."""
+    weight = head.weight[: head.vocab.size].to(torch.float64)
+    out = hidden.to(torch.float64) @ weight.T
+    if head.bias is not None:
+        out = out + head.bias[: head.vocab.size].to(torch.float64)
+    if head.input_bias is not None:
+        if z_t is None:
+            raise ValueError("this head adds a bias at the input token, so it needs z_t")
+        here = torch.nn.functional.one_hot(z_t, head.vocab.size).to(torch.float64)
+        out = out + head.input_bias.to(torch.float64) * here
+    return forbid_mask(out, head.vocab.mask_id)
+
+
+def forbid_mask(logits: Tensor, mask_id: int) -> Tensor:
+    """A copy of `logits` with −∞ at the mask's column; the caller's tensor stays as it was."""
+    columns = torch.arange(logits.shape[-1], device=logits.device)
+    return logits.masked_fill(columns == mask_id, -torch.inf)
+
+
+def head_stats(
+    hidden: Tensor, head: Head, z_t: Tensor, filters: Filters = NO_FILTERS
+) -> tuple[Tensor, Tensor]:
+    """(Log of the kept tokens' total weight, log x_θ(z_t) after the filters), [N] float64 each."""
+    scores = logits(hidden, head, z_t)
+    log_p = filtered(scores, filters)
+    kept = torch.where(torch.isfinite(log_p), scores / filters.temperature, -torch.inf)
+    return torch.logsumexp(kept, dim=-1), log_p.gather(-1, z_t[:, None])[:, 0]

@@ -1,0 +1,185 @@
+"""Everything that follows from a schedule and one kernel row, written once for SCDD, MDLM and GIDD.
+
+B batch, L length, K ordinary tokens, V = K + 1. Times t ≥ s are floats, tensors of a leading shape of z
+(times [B] for tokens [B, L]), or `Levels` already at hand. Coefficients are float64 throughout.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from scdd.core import Kernel, Levels, Rows, Transition, UserError, Vocab
+from scdd.core.rng import Randomness, integers, uniforms
+from scdd.processes import elbo
+from scdd.schedules import Schedule, interior
+
+Time = Tensor | float | Levels
+
+
+class Process(ABC):
+    """A forward process with the marginals of `eq:marginal`; a concrete one says its kernel and its rates, no more."""
+
+    def __init__(self, vocab: Vocab, schedule: Schedule) -> None:
+        schedule.check()
+        self.vocab, self.schedule = vocab, schedule
+
+    @abstractmethod
+    def kernel(self, z_t: Tensor, s: Time, t: Time) -> Kernel:
+        """q(z_t | z_s = v) as a row over v, for each z_t: the factors of `eq:jointDist`."""
+
+    @abstractmethod
+    def rates(self, z_t: Tensor, t: Time) -> Kernel:
+        """R_t(z_t, v) as a row over v: lim (kernel − 1[v = z_t]) / (t − s) as s → t."""
+
+    def levels(self, t: Time) -> Levels:
+        """γ_t, ρ_t, their complements and derivatives."""
+        if isinstance(t, Levels):
+            return t
+        return self.schedule.at(torch.as_tensor(t, dtype=torch.float64))
+
+    def marginal(self, x: Tensor, t: Time) -> Tensor:
+        """q(z_t | x) over all V ids, `eq:marginal`: [..., V] for x [...], or for x a distribution [..., V]."""
+        soft = (
+            x if x.is_floating_point() else torch.nn.functional.one_hot(x, self.vocab.size).to(torch.float64)
+        )
+        at = self._aligned(t, soft[..., 0])
+        noise = self.vocab.ordinary(soft.device).to(torch.float64) / self.vocab.K
+        mask = (~self.vocab.ordinary(soft.device)).to(torch.float64)
+        gamma, rho = at.gamma[..., None], at.rho[..., None]
+        spread = gamma * at.one_minus_rho[..., None] * noise + at.one_minus_gamma[..., None] * mask
+        return gamma * rho * soft + spread
+
+    def corrupt(self, x: Tensor, t: Time, generator: Randomness = None) -> Tensor:
+        """A draw of z_t given x by `eq:marginal`, from two numbers a position and nothing V-wide."""
+        at = self._aligned(t, x)
+        u = uniforms(x.shape, generator, x.device)
+        masked = u < at.one_minus_gamma
+        noised = u < at.one_minus_gamma + at.gamma * at.one_minus_rho
+        noise = self.vocab.token(integers(self.vocab.K, x.shape, generator, x.device))
+        return torch.where(masked, self.vocab.mask_id, torch.where(noised, noise, x))
+
+    def prior(
+        self, shape: tuple[int, ...], generator: Randomness = None, device: torch.device | str | None = None
+    ) -> Tensor:
+        """A draw of z_1: all mask where γ_1 = 0 (p_θ(z_1) of `eq:p_theta_marginal`), uniform where nothing is masked."""
+        # any token will do for data: γ_1·ρ_1 = 0, it is forgotten
+        data = self.vocab.token(torch.zeros(shape, dtype=torch.int64, device=device))
+        if float(self.levels(1.0).gamma) == 0.0:
+            return torch.full_like(data, self.vocab.mask_id)
+        return self.corrupt(data, 1.0, generator)
+
+    def likelihood(self, z_t: Tensor, p_z: Tensor, t: Time) -> Tensor:
+        """q_t(z_t | x_θ), `eq:marginal` with x_θ put for x: it asks only for p_z = x_θ(z_t)."""
+        at = self._aligned(t, z_t)
+        visible = at.gamma * (at.rho * p_z.to(torch.float64) + at.one_minus_rho / self.vocab.K)
+        return torch.where(z_t == self.vocab.mask_id, at.one_minus_gamma, visible)
+
+    def transition(self, z_t: Tensor, p_z: Tensor, s: Time, t: Time) -> Transition:
+        """p_θ(z_s | z_t) of `eq:backwardParam` as keep / model / uniform / mask, from p_z = x_θ(z_t) alone.
+
+        A state that x_θ holds impossible is kept if the kernel can keep it (MDLM's carry-over), else redrawn.
+        """
+        at_s = self._aligned(s, z_t)
+        row = self.kernel(z_t, s, t)
+        below = self.likelihood(z_t, p_z, t)
+        possible = below > 0
+        inverse = torch.where(possible, 1.0, 0.0) / torch.where(possible, below, 1.0)
+        redraw = row.other * at_s.gamma * inverse
+        stuck = (~possible & (row.keep > 0)).to(torch.float64)
+        lost = (~possible).to(torch.float64) - stuck
+        return Transition(
+            keep=row.keep * self.likelihood(z_t, p_z, s) * inverse + stuck,
+            model=redraw * at_s.rho + lost,
+            uniform=redraw * at_s.one_minus_rho,
+            mask=row.from_mask * at_s.one_minus_gamma * inverse,
+        )
+
+    def posterior(self, z_t: Tensor, x_theta: Tensor, s: Time, t: Time) -> Tensor:
+        """p_θ(z_s | z_t) over all V ids, `eq:backwardParam`; at x_theta one-hot, `eq:backward`. Dense: small work.
+
+        It sums to one for any x_theta that does (`lem:p_theta_is_probability`).
+        """
+        x_theta = x_theta.to(torch.float64)
+        p_z = x_theta.gather(-1, z_t[..., None])[..., 0]
+        move = Transition(*(part[..., None].expand_as(x_theta) for part in self.transition(z_t, p_z, s, t)))
+        here = torch.nn.functional.one_hot(z_t, self.vocab.size).to(torch.float64)
+        ordinary = self.vocab.ordinary(z_t.device).to(torch.float64)
+        return (
+            move.keep * here
+            + move.model * x_theta
+            + move.uniform * ordinary / self.vocab.K
+            + move.mask * (1 - ordinary)
+        )
+
+    def backward_rates(self, z_t: Tensor, x_theta: Tensor, t: Time) -> Tensor:
+        """Q̃_t(v, z_t) over all V ids v, `eq:backward_rate`: the generator of the reverse process. Dense."""
+        t = self.inside(t)
+        x_theta = x_theta.to(torch.float64)
+        row, at = self.rates(z_t, t), self._aligned(t, z_t)
+        here = torch.nn.functional.one_hot(z_t, self.vocab.size).to(torch.float64)
+        ordinary = self.vocab.ordinary(z_t.device).to(torch.float64)
+        inflow = row.other[..., None] * ordinary + row.from_mask[..., None] * (1 - ordinary)
+        p_z = x_theta.gather(-1, z_t[..., None])[..., 0]
+        below = self.likelihood(z_t, p_z, at)[..., None]
+        # a state that x_θ holds impossible has no inflow, and 0 · ∞ must not come of it
+        odds = self.marginal(x_theta, at) / torch.where(below > 0, below, 1.0)
+        away = inflow * odds * (1 - here)
+        return away - here * away.sum(-1, keepdim=True)
+
+    def elbo_rows(self, x: Tensor, z_t: Tensor, t: Time, s: Time | None = None) -> Rows:
+        """Rows of KL(q(z_s | z_t, x) ‖ p_θ(z_s | z_t)), constants kept; without s, of its rate as s → t (`eq:contLoss`).
+
+        The loss is exactly 0 at x_θ = x. The diffusion term of `eq:NELBO` is the sum of these over all (s, t) of a
+        grid, or the integral of the rate over t.
+        """
+        if s is not None:
+            return elbo.discrete_rows(self, x, z_t, s, t)
+        t = self.inside(t)
+        return elbo.divergence_rows(self, x, z_t, t, *elbo.continuous_weights(self, x, z_t, t))
+
+    def dynamic_rows(self, x: Tensor, z_t: Tensor, t: Time) -> Rows:
+        """The divergences of `elbo_rows` in continuous time under GIDD+'s dynamic weights: no ELBO, but bounded."""
+        t = self.inside(t)
+        return elbo.divergence_rows(self, x, z_t, t, *elbo.dynamic_weights(self, x, z_t, t))
+
+    def inside(self, t: Time) -> Levels:
+        """Levels strictly inside (0, 1), where rates are finite."""
+        return t if isinstance(t, Levels) else self.levels(interior(torch.as_tensor(t, dtype=torch.float64)))
+
+    def _aligned(self, t: Time, z: Tensor) -> Levels:
+        return self.levels(t).like(z)
+
+    def _require_mask_only(self) -> None:
+        """For processes that are defined at ρ ≡ 1 only."""
+        if (self.levels(torch.linspace(0, 1, 65, dtype=torch.float64)).one_minus_rho > 0).any():
+            raise UserError(
+                f"{type(self).__name__} needs ρ ≡ 1 but {self.schedule!r} has uniform noise: "
+                "set process.schedule.kind=masked, or process.kind=scdd."
+            )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.vocab!r}, {self.schedule!r})"
+
+
+def fall(s: Levels, t: Levels, name: str) -> tuple[Tensor, Tensor]:
+    """(value_t/value_s, 1 − value_t/value_s) of γ or ρ, the ratio 0 where value_s = 0.
+
+    The drop from s to t is taken between values or between complements, whichever are smaller: the other
+    subtraction cancels.
+    """
+    value_s, value_t = getattr(s, name), getattr(t, name)
+    lost_s, lost_t = getattr(s, f"one_minus_{name}"), getattr(t, f"one_minus_{name}")
+    alive = value_s > 0
+    divisor = torch.where(alive, value_s, 1.0)
+    drop = torch.where(value_s > 0.5, lost_t - lost_s, value_s - value_t)
+    return torch.where(alive, value_t / divisor, 0.0), torch.where(alive, drop / divisor, 1.0)
+
+
+def slope(at: Levels, name: str) -> Tensor:
+    """−γ′/γ or −ρ′/ρ, the rate at which that signal is lost; 0 once it is all gone."""
+    value, derivative = getattr(at, name), getattr(at, f"d{name}")
+    rate: Tensor = -derivative / torch.where(value > 0, value, torch.inf)
+    return rate

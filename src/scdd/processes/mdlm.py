@@ -1,0 +1,44 @@
+"""MDLM: masking alone. SCDD at ρ ≡ 1 (`pro:mdlm-ours`); visible tokens carry over and cost nothing, unforced."""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+from torch import Tensor
+
+from scdd.core import Kernel, Vocab
+from scdd.processes.base import Process, Time, fall, slope
+from scdd.schedules import Schedule
+
+
+@final
+class MDLM(Process):
+    """The masked process, `eq:mdlm-forward`, with the marginals `eq:marginal_mdm`, α = γ.
+
+    Its losses `eq:loss_mdm` and `eq:loss_mdm_continuous` are the general ones: nothing at visible tokens, by itself.
+    """
+
+    def __init__(self, vocab: Vocab, schedule: Schedule) -> None:
+        super().__init__(vocab, schedule)
+        self._require_mask_only()
+
+    def kernel(self, z_t: Tensor, s: Time, t: Time) -> Kernel:
+        """`eq:mdlm-forward`: a token stays with probability α_t/α_s, else it is masked."""
+        seen, hidden = fall(self._aligned(s, z_t), self._aligned(t, z_t), "gamma")
+        is_mask = z_t == self.vocab.mask_id
+        return Kernel(
+            keep=torch.where(is_mask, 0.0, seen),
+            other=torch.where(is_mask, hidden, 0.0),
+            from_mask=is_mask.to(torch.float64),
+        )
+
+    def rates(self, z_t: Tensor, t: Time) -> Kernel:
+        """`eq:mdlm_forward_rate_matrix`."""
+        hide = slope(self._aligned(self.inside(t), z_t), "gamma")
+        is_mask = z_t == self.vocab.mask_id
+        return Kernel(
+            keep=torch.where(is_mask, 0.0, -hide),
+            other=torch.where(is_mask, hide, 0.0),
+            from_mask=torch.zeros_like(is_mask, dtype=torch.float64),
+        )
