@@ -1,0 +1,1 @@
+"""Plain torch row functions for CPUs and any other device, with closed-form gradients."""

@@ -1,0 +1,88 @@
+"""Losses and gradients of one chunk of logits, in torch, in place."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from scdd.core import Rows
+
+MOST_LOG_R = 80.0  # exp of it fits in float32; rows without a floor (log_r = ∞) never use r
+
+
+def row_loss(
+    logits: Tensor,
+    input_bias: Tensor | None,
+    x: Tensor,
+    z_t: Tensor,
+    rows: Rows,
+    mask_id: int,
+    with_grad: bool,
+) -> Tensor:
+    """Losses [n] from logits [n, Vp]; with_grad leaves d(sum of losses)/d(logits) in `logits`."""
+    work = logits if logits.dtype == torch.float32 else logits.float()
+    if input_bias is not None:
+        work.scatter_add_(1, z_t[:, None], input_bias.detach().to(work.dtype).expand(len(z_t), 1))
+    seen = torch.where(z_t == mask_id, x, z_t)
+    lse = torch.logsumexp(work, dim=1)
+    log_p_x = work.gather(1, x[:, None])[:, 0] - lse
+    log_p_z = work.gather(1, seen[:, None])[:, 0] - lse
+    p = work.sub_(lse[:, None]).exp_()
+    share, S = None, torch.zeros_like(lse)
+    if bool((rows.w_o != 0).any()):  # MDLM and plain cross-entropy have no floor: no second V-wide pass
+        share = p * rows.log_r.clamp(max=MOST_LOG_R).exp()[:, None]
+        S = torch.log1p(share).sum(1)
+    losses, g_x, g_z = closed_form(rows, z_t == x, log_p_x, log_p_z, S)
+    if with_grad:
+        _gradient(p, share, rows.w_o, x, seen, g_x, g_z)
+        if work is not logits:
+            logits.copy_(work)
+    return losses
+
+
+def _gradient(
+    p: Tensor, share: Tensor | None, w_o: Tensor, x: Tensor, seen: Tensor, g_x: Tensor, g_z: Tensor
+) -> None:
+    """p becomes g_x·(1_x − p) + g_z·(1_z − p) − w_o·(ρ_v − p·Σρ), ρ_v = r·p_v/(1 + r·p_v)."""
+    total = g_x + g_z
+    if share is not None:
+        share.div_(share + 1.0)
+        p.mul_((w_o * share.sum(1) - total)[:, None])
+        p.addcmul_(share, w_o[:, None], value=-1.0)
+    else:
+        p.mul_(-total[:, None])
+    p.scatter_add_(1, x[:, None], g_x[:, None])
+    p.scatter_add_(1, seen[:, None], g_z[:, None])
+
+
+def closed_form(
+    rows: Rows, same: Tensor, log_p_x: Tensor, log_p_z: Tensor, S: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(Losses, their derivatives by log x_θ(x), by log x_θ(z_t)); that by S is −w_o. The formula is `core.Rows`'s."""
+    floor, used = rows.log_r != torch.inf, (rows.w_t != 0) | (rows.w_e != 0)
+    log_r = rows.log_r.clamp(max=MOST_LOG_R)
+    gain_x = torch.nn.functional.softplus(log_p_x + log_r)
+    gain_z = torch.nn.functional.softplus(log_p_z + log_r)
+    gain_t = torch.nn.functional.softplus(log_p_z + rows.log_r_t.clamp(max=MOST_LOG_R))
+    y = torch.where(same, log_mixture(log_p_z, rows.log_r_t), gain_t)
+    y = torch.where(used, y, 0.0)
+    floored = torch.where(floor, rows.w_z * gain_z + rows.w_o * (S - gain_x), 0.0)
+    losses = (
+        -rows.w_x * log_mixture(log_p_x, rows.log_r) - floored + rows.w_t * y + rows.w_e * torch.expm1(-y)
+    )
+    slope_x, slope_z = torch.sigmoid(log_p_x + rows.log_r), torch.sigmoid(log_p_z + rows.log_r)
+    slope_t = torch.sigmoid(log_p_z + rows.log_r_t)
+    g_z = -rows.w_z * slope_z + torch.where(used, (rows.w_t - rows.w_e * torch.exp(-y)) * slope_t, 0.0)
+    return losses, (rows.w_o - rows.w_x) * slope_x, g_z
+
+
+def log_mixture(log_p: Tensor, log_r: Tensor) -> Tensor:
+    """ℓ(p) = log((1 + r·p)/(1 + r)) = log(p + (1 − p)·b), b = 1/(1 + r), with its digits kept at p near 1.
+
+    The plain difference of two logs loses them there, and the loss multiplies what is left by T.
+    """
+    b = torch.sigmoid(-log_r)
+    rest = -torch.expm1(log_p)  # 1 − p
+    near = torch.log1p(-rest * torch.sigmoid(log_r))
+    far = torch.logaddexp(log_p, torch.log(rest * b))
+    return torch.where(log_p > -0.7, near, far)

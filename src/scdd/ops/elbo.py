@@ -1,0 +1,132 @@
+"""The ELBO op: head product, softmax statistics, losses and gradients, without an N × V tensor that lasts.
+
+Rows are worked through in chunks. While a chunk's logits are there, its losses and the gradient of their sum are
+computed and the gradient is multiplied back onto the hidden states and the head at once, so nothing is kept for the
+backward pass but results the size of the inputs. The head product runs three times in all, as in a plain
+cross-entropy step; nothing is recomputed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from scdd.core import Head, Rows
+from scdd.ops.impl import choose
+from scdd.ops.logits import chunks, compute_weights, raw_logits
+from scdd.ops.reference import elbo as reference
+
+RowLoss = Callable[[Tensor, Tensor | None, Tensor, Tensor, Rows, int, bool], Tensor]
+"""(logits, input_bias, x, z_t, rows, mask_id, with_grad) → losses; `logits` becomes its own gradient in place."""
+
+
+def elbo(
+    hidden: Tensor, head: Head, x: Tensor, z_t: Tensor, rows: Rows, impl: str = "auto"
+) -> tuple[Tensor, Tensor]:
+    """(Sum of the per-position losses, with gradients; the losses [N], without).
+
+    hidden [N, D], x and z_t [N], rows of fields [N] (`Process.elbo_rows(...).flatten(...)`, scaled by whatever weights
+    the sum is to have). One op serves SCDD, MDLM and GIDD in discrete and continuous time, and plain cross-entropy.
+    """
+    chosen = choose(impl, hidden)
+    if chosen == "reference":
+        return reference.elbo(hidden, head, x, z_t, rows)
+    tensors = (hidden, head.weight, head.bias, head.input_bias)
+    total, losses = _Elbo.apply(*tensors, head, x, z_t, rows, _row_loss(chosen))  # type: ignore[no-untyped-call]
+    return total, losses
+
+
+def _row_loss(chosen: str) -> RowLoss:
+    if chosen == "triton":
+        from scdd.ops.triton.elbo import row_loss
+    else:
+        from scdd.ops.chunked.elbo import row_loss
+    return row_loss
+
+
+class _Elbo(torch.autograd.Function):
+    """Forward computes the gradients as well: the sum's upstream gradient is one number, applied in backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        input_bias: Tensor | None,
+        head: Head,
+        x: Tensor,
+        z_t: Tensor,
+        rows: Rows,
+        row_loss: RowLoss,
+    ) -> tuple[Tensor, Tensor]:
+        need = tuple(ctx.needs_input_grad[:4])
+        grads = _Gradients(hidden, weight, bias, input_bias, need)
+        compute, compute_bias = compute_weights(hidden, head)
+        rows = Rows(*(field.to(torch.float32) for field in rows))
+        losses = torch.empty(hidden.shape[0], dtype=torch.float32, device=hidden.device)
+        for part in chunks(hidden.shape[0], weight.shape[0], hidden):
+            logits = raw_logits(hidden[part], compute, compute_bias)
+            cut = Rows(*(field[part] for field in rows))
+            losses[part] = row_loss(
+                logits, input_bias, x[part], z_t[part], cut, head.vocab.mask_id, any(need)
+            )
+            if any(need):
+                grads.add(part, logits, hidden[part], compute, z_t[part])
+        ctx.save_for_backward(*grads.results())
+        ctx.mark_non_differentiable(losses)
+        return losses.sum(), losses
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        scaled = [None if grad is None else grad * upstream.to(grad.dtype) for grad in ctx.saved_tensors]
+        return (*scaled, None, None, None, None, None)
+
+
+class _Gradients:
+    """Accumulators of the four gradients, float32 for everything that sums over chunks."""
+
+    def __init__(
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        input_bias: Tensor | None,
+        need: tuple[bool, ...],
+    ) -> None:
+        wants = dict(zip(("hidden", "weight", "bias", "input_bias"), need, strict=True))
+        self.hidden = torch.empty_like(hidden) if wants["hidden"] else None
+        self.weight: Tensor | None = None
+        self.wants_weight, self.weight_dtype = wants["weight"], weight.dtype
+        self.bias = torch.zeros_like(bias) if bias is not None and wants["bias"] else None
+        self.input_bias = (
+            torch.zeros_like(input_bias) if input_bias is not None and wants["input_bias"] else None
+        )
+
+    def add(self, part: slice, grad: Tensor, hidden: Tensor, weight: Tensor, z_t: Tensor) -> None:
+        """Fold in one chunk, `grad` the gradient of its logits."""
+        if self.hidden is not None:
+            torch.mm(grad, weight, out=self.hidden[part])
+        if self.wants_weight:
+            self.weight = _accumulate(self.weight, grad.T, hidden, self.weight_dtype)
+        if self.bias is not None:
+            self.bias += grad.sum(0, dtype=self.bias.dtype)
+        if self.input_bias is not None:
+            self.input_bias += grad.gather(1, z_t[:, None]).sum(dtype=self.input_bias.dtype)
+
+    def results(self) -> tuple[Tensor | None, ...]:
+        """In the order of the op's inputs."""
+        return self.hidden, self.weight, self.bias, self.input_bias
+
+
+def _accumulate(total: Tensor | None, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """total + a @ b, summed in `dtype` by the product itself where the device can (bfloat16 in, float32 out)."""
+    if a.dtype != dtype and a.is_cuda:
+        if total is None:
+            return torch.mm(a, b, out_dtype=dtype)
+        return torch.addmm(total, a, b, out_dtype=dtype, out=total)
+    product = (a @ b).to(dtype)
+    return product if total is None else total.add_(product)

@@ -1,0 +1,67 @@
+"""What the row kernels share: loading a block of scores, and small functions that Triton's language lacks."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
+STAGES = tl.constexpr(3)  # blocks in flight: nothing in these loops waits for its own load
+
+
+@triton.jit
+def load_scores(
+    base, offset, z, input_bias, COLUMNS: tl.constexpr, HAS_INPUT_BIAS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Float32 logits of one block of a row; −∞ beyond its end, as the head's bias made it at the mask and the padding."""
+    j = offset + tl.arange(0, BLOCK)
+    score = tl.load(base + j, mask=j < COLUMNS, other=-float("inf")).to(tl.float32)
+    if HAS_INPUT_BIAS:
+        score = tl.where(j == z, score + input_bias, score)
+    return score
+
+
+@triton.jit
+def log_sum_exp2(
+    base, z, input_bias, scale, COLUMNS: tl.constexpr, HAS_INPUT_BIAS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """(Best score, log2 Σ 2^(scale·score)): each lane keeps its own running best, so no reduction inside the loop."""
+    best = tl.full((BLOCK,), -1e30, tl.float32)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for offset in tl.range(0, COLUMNS, BLOCK, num_stages=STAGES):
+        score = load_scores(base, offset, z, input_bias, COLUMNS, HAS_INPUT_BIAS, BLOCK)
+        step = tl.exp2(-tl.abs(score - best) * scale)
+        total = tl.where(score > best, total * step + 1.0, total + step)
+        best = tl.maximum(best, score)
+    top = tl.max(best, 0)
+    return top, top * scale + tl.log2(tl.sum(total * tl.exp2((best - top) * scale), 0))
+
+
+@triton.jit
+def log1p_(v):
+    """log(1 + v) for v ≥ 0; the series where 1 + v would round v's digits away."""
+    return tl.where(v < 1e-3, v * (1.0 - 0.5 * v + v * v * (1.0 / 3.0)), tl.log2(1.0 + v) * LN2)
+
+
+@triton.jit
+def sigmoid_(v):
+    return 1.0 / (1.0 + tl.exp(-v))
+
+
+@triton.jit
+def softplus_(v):
+    return tl.maximum(v, 0.0) + log1p_(tl.exp(-tl.abs(v)))
+
+
+@triton.jit
+def log_mixture_(log_p, log_r):
+    """log(p + (1 − p)·b), b = 1/(1 + r), keeping its digits for p near 1 and near 0."""
+    p = tl.exp(log_p)
+    rest = tl.where(log_p > -1e-3, -log_p * (1.0 + 0.5 * log_p), 1.0 - p)  # 1 − p
+    gap = rest * sigmoid_(log_r)
+    series = -gap * (1.0 + 0.5 * gap + gap * gap * (1.0 / 3.0))
+    near = tl.where(gap < 1e-3, series, tl.log(tl.maximum(1.0 - gap, 1e-30)))
+    other = tl.log(tl.maximum(rest, 1e-30)) - softplus_(log_r)  # log((1 − p)·b)
+    far = tl.maximum(log_p, other) + log1p_(tl.exp(-tl.abs(log_p - other)))
+    return tl.where(log_r == float("inf"), log_p, tl.where(log_p > -0.7, near, far))

@@ -1,0 +1,63 @@
+"""Compile every Triton kernel for a Hopper GPU, which needs none: run as a script by test_compile.py.
+
+The interpreter forgives what the compiler does not (types that change in a loop, say), so CI does both.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from scdd.ops.triton import elbo, head, redraw
+
+HOPPER = GPUTarget("cuda", 90, 32)
+
+
+def build(
+    kernel: triton.JITFunction, types: dict[str, str], constants: dict[str, object], warps: int
+) -> None:
+    signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
+    triton.compile(ASTSource(kernel, signature, constants), target=HOPPER, options={"num_warps": warps})
+
+
+def main() -> None:
+    rows = dict.fromkeys(
+        ("log_r_", "log_r_t_", "w_x_", "w_z_", "w_o_", "w_t_", "w_e_", "input_bias_", "losses"), "*fp32"
+    )
+    ids = {"x_ids": "*i64", "z_ids": "*i64", "stride": "i32", "mask_id": "i32"}
+    for dtype, bias, grad in itertools.product(("*bf16", "*fp32"), (False, True), (False, True)):
+        constants = {"COLUMNS": 50304, "HAS_INPUT_BIAS": bias, "WITH_GRAD": grad, "BLOCK": elbo.BLOCK}
+        build(elbo._row_loss, {"logits": dtype, **ids, **rows}, constants, elbo.WARPS)
+    numbers = dict.fromkeys(("top_p", "top_k", "least", "scale"), "fp32")
+    stats = {"input_bias_": "*fp32", "log_total": "*fp32", "log_p_z": "*fp32", "mask_id": "i32"}
+    draws = {"input_bias_": "*fp32", "uniforms": "*fp64", "moves": "*i1", "tokens": "*i64", "log_p": "*fp32"}
+    common = {"z_ids": "*i64", "stride": "i32", **numbers}
+    for (dtype, bits), top_p, top_k in itertools.product(
+        (("*bf16", 16), ("*fp32", 32)), (False, True), (False, True)
+    ):
+        constants = {
+            "COLUMNS": 50304,
+            "KEY_BITS": bits,
+            "HAS_INPUT_BIAS": bits == 32,
+            "TOP_P": top_p,
+            "TOP_K": top_k,
+        }
+        build(
+            head._row_stats,
+            {"logits": dtype, **common, **stats},
+            {**constants, "BLOCK": head.BLOCK},
+            head.WARPS,
+        )
+        build(
+            redraw._row_draw,
+            {"logits": dtype, **common, **draws},
+            {**constants, "BLOCK": redraw.BLOCK},
+            redraw.WARPS,
+        )
+
+
+if __name__ == "__main__":
+    main()

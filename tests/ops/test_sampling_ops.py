@@ -1,0 +1,145 @@
+"""Filters, head statistics and draws: every implementation agrees with the dense definition."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from scipy import stats
+
+from scdd.core import Head, UserError
+from scdd.ops import Filters, head_stats, redraw
+from scdd.ops.reference.filters import filtered
+from scdd.ops.reference.head import logits as dense_logits
+from tests.ops.cases import IMPLS, case, problems
+
+FILTERS = [
+    Filters(),
+    Filters(top_p=0.9),
+    Filters(top_p=0.99, temperature=1.3),
+    Filters(top_k=5),
+    Filters(top_p=0.8, top_k=50, temperature=0.7),
+    Filters(top_p=0.9999, temperature=2.5),
+]
+
+
+def placed(problem, device: str, dtype: torch.dtype = torch.float32):  # type: ignore[no-untyped-def]
+    """(hidden, head, z_t) on a device."""
+    hidden = problem.hidden.to(device, dtype)
+    head = problem.head(problem.hidden.to(device, torch.float32))
+    return hidden, head, problem.z_t.to(device)
+
+
+@pytest.mark.parametrize(("impl", "device"), IMPLS)
+@pytest.mark.parametrize("filters", FILTERS, ids=str)
+def test_statistics_are_the_references(filters: Filters, impl: str, device: str) -> None:
+    for size, mask_id, input_bias, count in problems(impl):
+        problem = case(size, mask_id, count, input_bias=input_bias)
+        truth = head_stats(problem.hidden, problem.head(), problem.z_t, filters, impl="reference")
+        found = head_stats(*placed(problem, device), filters, impl=impl)
+        visible = problem.z_t != mask_id
+        inside = torch.isfinite(truth.log_p_z)
+        assert torch.equal(torch.isfinite(found.log_p_z.cpu()), inside)
+        assert torch.allclose(found.log_p_z.cpu().double()[inside], truth.log_p_z[inside], atol=2e-5)
+        assert torch.allclose(found.log_total.cpu().double()[visible], truth.log_total[visible], atol=2e-5)
+
+
+@pytest.mark.parametrize(("impl", "device"), IMPLS)
+@pytest.mark.parametrize("filters", FILTERS, ids=str)
+def test_draws_are_the_references(filters: Filters, impl: str, device: str) -> None:
+    """The same uniform numbers give the same tokens, at the positions that move and nowhere else."""
+    for size, mask_id, input_bias, count in problems(impl):
+        problem = case(size, mask_id, count, input_bias=input_bias)
+        u = torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+        moves = torch.arange(count) % 4 != 0
+        truth = redraw(problem.hidden, problem.head(), moves, u, filters, problem.z_t, impl="reference")
+        hidden, head, z_t = placed(problem, device)
+        logits = head_stats(hidden, head, z_t, filters, impl=impl).logits
+        for kept in (None, logits):
+            found = redraw(hidden, head, moves.to(device), u.to(device), filters, z_t, kept, impl=impl)
+            assert torch.equal(found.tokens.cpu(), truth.tokens)
+            assert torch.allclose(found.log_p.cpu()[moves], truth.log_p[moves], atol=2e-5)
+            assert (found.tokens.cpu()[~moves] == -1).all()
+
+
+@pytest.mark.parametrize(("impl", "device"), IMPLS)
+def test_ties_stay_together(impl: str, device: str) -> None:
+    """Three tied tokens at the crossing: all of them are kept, whatever their order."""
+    problem = case(6, 5, count=3, width=6)
+    problem.hidden = torch.eye(6, dtype=torch.float64)[:3]
+    problem.weight = torch.zeros(128, 6, dtype=torch.float64)
+    problem.bias = torch.zeros(128, dtype=torch.float64)
+    problem.bias[:5] = torch.tensor([0.5, 0.2, 0.2, 0.2, 0.01]).log()
+    problem.z_t = torch.tensor([1, 3, 4])
+    found = head_stats(*placed(problem, device), Filters(top_p=0.6), impl=impl)
+    expected = torch.tensor([0.2 / 1.1, 0.2 / 1.1, 0.0])
+    assert torch.allclose(found.log_p_z.exp().cpu(), expected, atol=1e-6)
+
+
+def test_the_crossing_token_is_kept() -> None:
+    """Holtzman: with masses 0.5, 0.3, 0.2 and top_p = 0.6 the second token crosses, and stays."""
+    log_p = filtered(torch.tensor([[0.5, 0.3, 0.2]]).log(), Filters(top_p=0.6))
+    assert torch.allclose(log_p.exp(), torch.tensor([[0.625, 0.375, 0.0]], dtype=torch.float64))
+
+
+@pytest.mark.parametrize(("impl", "device"), [IMPLS[0]])
+def test_draws_follow_x_theta(impl: str, device: str) -> None:
+    problem = case(9, 4, count=1)
+    count = 20_000
+    hidden = problem.hidden.float().expand(count, -1)
+    moves = torch.ones(count, dtype=torch.bool)
+    head = problem.head(hidden)
+    generator = torch.Generator().manual_seed(3)
+    for filters in (Filters(), Filters(top_p=0.8)):
+        drawn = redraw(hidden, head, moves, generator, filters, impl=impl).tokens
+        p = filtered(dense_logits(problem.hidden, problem.head()), filters).exp()[0]
+        counts = torch.bincount(drawn, minlength=9).double()
+        assert counts[p == 0].sum() == 0
+        keep = p > 0
+        assert stats.chisquare(counts[keep].numpy(), (p[keep] * count).numpy()).pvalue > 1e-4
+
+
+@pytest.mark.parametrize(("impl", "device"), IMPLS)
+def test_extreme_uniform_numbers_draw_possible_tokens(impl: str, device: str) -> None:
+    problem = case(200, 0, count=4)
+    u = torch.tensor([0.0, 1.0 - 2.0**-53, 2.0**-53, 0.5], dtype=torch.float64, device=device)
+    hidden, head, z_t = placed(problem, device)
+    moves = torch.ones(4, dtype=torch.bool, device=device)
+    drawn = redraw(hidden, head, moves, u, Filters(top_p=0.9), z_t, impl=impl)
+    assert torch.isfinite(drawn.log_p).all()
+    assert ((drawn.tokens > 0) & (drawn.tokens < 200)).all()
+
+
+@pytest.mark.parametrize(
+    "bad", [{"top_p": 0.0}, {"top_p": 1.1}, {"top_k": 0}, {"temperature": 0.0}, {"temperature": float("nan")}]
+)
+def test_bad_filters_are_refused(bad: dict[str, float]) -> None:
+    with pytest.raises(UserError, match=next(iter(bad))):
+        Filters(**bad)  # type: ignore[arg-type]
+
+
+@pytest.mark.gpu
+def test_bfloat16_logits_with_a_real_vocabulary() -> None:
+    """Sixteen key bits find the same nucleus that sorting the same logits finds."""
+    problem = case(50_258, 50_257, count=64, width=64)
+    problem.weight *= 0.4
+    filters = Filters(top_p=0.9)
+    hidden = problem.hidden.to("cuda", torch.bfloat16)
+    head = problem.head(problem.hidden.to("cuda", torch.float32))
+    found = head_stats(hidden, head, problem.z_t.cuda(), filters)
+    assert found.logits is not None
+    seen = found.logits[:, :50_258].double()
+    seen[:, 50_257] = -torch.inf
+    log_p = filtered(seen, filters)
+    truth = log_p.gather(1, problem.z_t.cuda()[:, None])[:, 0]
+    visible = problem.z_t.cuda() != 50_257
+    assert torch.equal(torch.isfinite(found.log_p_z[visible]), torch.isfinite(truth[visible]))
+    inside = visible & torch.isfinite(truth)
+    assert torch.allclose(found.log_p_z[inside].double(), truth[inside], atol=1e-4)
+    u = torch.rand(64, dtype=torch.float64, device="cuda")
+    every = torch.ones(64, dtype=torch.bool, device="cuda")
+    drawn = redraw(hidden, head, every, u, filters, problem.z_t.cuda(), found.logits)
+    cumulative = log_p.exp().cumsum(1)
+    below = cumulative.gather(1, drawn.tokens[:, None])[:, 0]
+    width = log_p.gather(1, drawn.tokens[:, None])[:, 0].exp()
+    assert ((u <= below + 1e-5) & (u >= below - width - 1e-5)).all()
+    assert isinstance(head, Head)
