@@ -1,0 +1,124 @@
+"""One denoising step (network, x_θ(z_t), keep-or-redraw, draws) beside the bare forward with the vocabulary head.
+
+python benchmarks/denoise_step.py --size small --vocab 50258 --length 512 --batch 16 --top-p 0.9
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from common import matmul_rate, measure, parser, report, result
+from scdd.core import Levels, Vocab
+from scdd.models.dit import SIZES, DiT
+from scdd.models.graphed import Graphed
+from scdd.ops import Filters, head_stats, redraw
+from scdd.processes import SCDD
+from scdd.schedules import Peaked
+
+
+class Setup:
+    """A bfloat16 network with a head that has opinions, and half-masked tokens."""
+
+    def __init__(self, args: Any) -> None:
+        torch.manual_seed(0)
+        self.args, self.vocab = args, Vocab(args.vocab, args.vocab - 1)
+        self.model = DiT(SIZES[args.size], self.vocab).to(args.device).eval()
+        for parameter in self.model.parameters():
+            if not parameter.detach().any():
+                torch.nn.init.normal_(parameter, std=0.02)
+        torch.nn.init.normal_(self.model.output.weight, std=4.0 / self.model.config.width**0.5)
+        if args.device == "cuda":
+            self.model.to(torch.bfloat16)
+        if args.device == "cuda" and not args.eager:
+            self.model.compile(fullgraph=True)
+        self.network = Graphed(self.model) if args.device == "cuda" and not args.eager else self.model
+        tokens = self.vocab.token(torch.randint(self.vocab.K, (args.batch, args.length), device=args.device))
+        masked = torch.rand(tokens.shape, device=args.device) < 0.5
+        self.z_t = torch.where(masked, self.vocab.mask_id, tokens)
+        self.t = torch.full((args.batch,), 0.5, dtype=torch.float64, device=args.device)
+
+
+def bare(setup: Setup, with_head: bool) -> Callable[[], Tensor]:
+    """The network alone, with or without the product with the (padded) head."""
+    head = setup.model.head
+
+    def work() -> Tensor:
+        hidden = setup.network.hidden(setup.z_t, setup.t)
+        return F.linear(hidden, head.weight, head.bias) if with_head else hidden
+
+    return work
+
+
+def step(setup: Setup, filters: Filters) -> Callable[[], Tensor]:
+    """What a sampler does between z_t and z_s, without a host sync; the network behind a CUDA graph on a GPU."""
+    process = SCDD(setup.vocab, Peaked(0.2))
+    grid = process.levels(torch.linspace(1, 0, 129, dtype=torch.float64).to(setup.args.device))
+    t, s = (Levels(*(field[i] for field in grid)) for i in (64, 65))
+    plan = partial(_plan, process, s, t)
+    plan = torch.compile(plan) if setup.args.device == "cuda" and not setup.args.eager else plan
+
+    def work() -> Tensor:
+        hidden = setup.network.hidden(setup.z_t, setup.t).flatten(0, 1)
+        stats = head_stats(hidden, setup.model.head, setup.z_t.flatten(), filters, impl=setup.args.impl)
+        choice = torch.rand(setup.z_t.shape, dtype=torch.float64, device=setup.z_t.device)
+        u = torch.rand_like(choice)
+        moves, other = plan(setup.z_t, stats.log_p_z.view_as(setup.z_t), choice, u)
+        drawn = redraw(
+            hidden, setup.model.head, moves.flatten(), u.flatten(), filters, setup.z_t.flatten(), stats.logits,
+            impl=setup.args.impl,
+        )  # fmt: skip
+        return torch.where(moves, drawn.tokens.view_as(other), other)
+
+    return work
+
+
+def _plan(
+    process: SCDD, s: Levels, t: Levels, z_t: Tensor, log_p_z: Tensor, choice: Tensor, u: Tensor
+) -> tuple[Tensor, Tensor]:
+    """(Where the model is asked for a token, what stands elsewhere)."""
+    vocab = process.vocab
+    move = process.transition(z_t, log_p_z.exp(), s, t)
+    kept = choice < move.keep
+    moves = ~kept & (choice < move.keep + move.model)
+    noise = ~kept & ~moves & (choice < move.keep + move.model + move.uniform)
+    token = vocab.token((u * vocab.K).long().clamp(max=vocab.K - 1))
+    return moves, torch.where(kept, z_t, torch.where(noise, token, vocab.mask_id))
+
+
+@torch.inference_mode()
+def main() -> None:
+    """Bare forwards and whole steps in one run."""
+    args = parser(__doc__)
+    args.add_argument("--size", default="small", choices=list(SIZES))
+    args.add_argument("--vocab", type=int, default=50_258, help="V, mask included")
+    args.add_argument("--length", type=int, default=512)
+    args.add_argument("--batch", type=int, default=16)
+    args.add_argument("--top-p", type=float, default=0.9)
+    args.add_argument("--impl", default="auto", help="of the ops")
+    args.add_argument("--eager", action="store_true", help="compile nothing")
+    setup = Setup(args := args.parse_args())
+    rate, tokens = matmul_rate(), setup.z_t.numel()
+    works: dict[str, Callable[[], object]] = {
+        "bare forward, with the head": bare(setup, True),
+        "bare forward, no head": bare(setup, False),
+        f"denoising step, top-p {args.top_p:g}": step(setup, Filters(args.top_p)),
+        "denoising step, no filter": step(setup, Filters()),
+    }
+    lines = [result(name, measure(work, args.device, args.repeats), tokens) for name, work in works.items()]
+    report(
+        f"denoising step, {args.size}, V = {args.vocab}, batch {args.batch} × {args.length}, {args.device}",
+        lines,
+        args.json,
+        matmul_tflops=None if rate is None else round(rate / 1e12),
+        step_over_bare=round(lines[2].median_ms / lines[0].median_ms, 3),
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""One training step (corrupt, forward, loss, backward, clip, AdamW, EMA) beside a plain cross-entropy step.
+
+python benchmarks/train_step.py --size small --vocab 50258 --length 512 --batch 32
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from common import matmul_rate, measure, parser, report, result
+from scdd.core import Rows, Vocab
+from scdd.core.head import padded
+from scdd.models.dit import SIZES, DiT
+from scdd.models.ema import EMA
+from scdd.ops import elbo
+from scdd.processes import GIDD, MDLM, SCDD, Process
+from scdd.schedules import Masked, Peaked
+from scdd.training.optim import AdamW, Optim
+
+
+class Setup:
+    """A network with its optimiser and average, and a batch of tokens, on one device."""
+
+    def __init__(self, args: Any) -> None:
+        torch.manual_seed(0)
+        self.args, self.vocab = args, Vocab(args.vocab, args.vocab - 1)
+        self.model = DiT(SIZES[args.size], self.vocab).to(args.device)
+        for parameter in self.model.parameters():  # zero-initialised parts would make some kernels look fast
+            if not parameter.detach().any():
+                torch.nn.init.normal_(parameter, std=0.02)
+        if args.device == "cuda" and not args.eager:
+            self.model.compile(fullgraph=True)
+        self.optim = AdamW(self.model.named_parameters(), Optim(steps=100_000, warmup=10))
+        self.ema = EMA(self.model)
+        shape = (args.batch, args.length)
+        self.tokens = self.vocab.token(torch.randint(self.vocab.K, shape, device=args.device))
+        self.step = 0
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """bfloat16 compute over float32 master weights on a GPU, plain float32 on a CPU."""
+        on = self.args.device == "cuda"
+        return torch.autocast("cuda", torch.bfloat16) if on else contextlib.nullcontext()
+
+    def finish(self, loss: torch.Tensor) -> None:
+        """Backward, clip, AdamW, EMA."""
+        loss.backward()
+        self.optim.step(self.step)
+        self.ema.update()
+        self.step += 1
+
+
+def diffusion_step(setup: Setup, process: Process, steps: int | None, impl: str) -> Callable[[], None]:
+    """The step of a diffusion objective: discrete time with `steps`, continuous without."""
+    x = setup.tokens
+    generator = torch.Generator(setup.args.device).manual_seed(0)
+
+    def rows_of(z_t: torch.Tensor, t: torch.Tensor) -> Rows:
+        rows = process.elbo_rows(x, z_t, t, None if steps is None else t - 1 / steps)
+        return rows.scaled((1 if steps is None else steps) / x.numel()).flatten(x.shape)
+
+    if setup.args.device == "cuda" and not setup.args.eager:
+        rows_of = torch.compile(rows_of)  # a hundred small float64 kernels become a few
+
+    def work() -> None:
+        u = torch.rand(x.shape[0], dtype=torch.float64, device=x.device, generator=generator)
+        t = u if steps is None else (torch.floor(u * steps) + 1) / steps
+        z_t = process.corrupt(x, t, generator)
+        with setup.autocast():
+            hidden = setup.model.hidden(z_t, t)
+        rows = rows_of(z_t, t)
+        total, _ = elbo(hidden.flatten(0, 1), setup.model.head, x.flatten(), z_t.flatten(), rows, impl=impl)
+        setup.finish(total)
+
+    return work
+
+
+def plain_step(setup: Setup) -> Callable[[], None]:
+    """The floor: the same network on clean tokens and F.cross_entropy, head and loss compiled."""
+    x, head = setup.tokens, setup.model.head
+
+    def loss(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return F.cross_entropy(F.linear(hidden, weight, bias).float(), x.flatten())
+
+    compiled = torch.compile(loss) if setup.args.device == "cuda" and not setup.args.eager else loss
+
+    def work() -> None:
+        with setup.autocast():
+            hidden = setup.model.hidden(x, torch.zeros(x.shape[0], device=x.device))
+            total = compiled(hidden.flatten(0, 1), head.weight, head.bias)
+        setup.finish(total)
+
+    return work
+
+
+def flops(setup: Setup) -> float:
+    """6 · weights in matrix products · tokens, and attention's 12 · L · D a token and layer."""
+    config, tokens = setup.model.config, setup.tokens.numel()
+    weights = 12 * config.depth * config.width**2 + padded(setup.vocab.size) * config.width
+    return tokens * (6.0 * weights + 12.0 * config.depth * setup.args.length * config.width)
+
+
+def main() -> None:
+    """Every step in one run, on one network."""
+    args = parser(__doc__)
+    args.add_argument("--size", default="small", choices=list(SIZES))
+    args.add_argument("--vocab", type=int, default=50_258, help="V, mask included")
+    args.add_argument("--length", type=int, default=512)
+    args.add_argument("--batch", type=int, default=32)
+    args.add_argument("--impl", default="auto", help="of ops.elbo")
+    args.add_argument("--eager", action="store_true", help="compile nothing")
+    setup = Setup(args := args.parse_args())
+    rate, tokens = matmul_rate(), setup.tokens.numel()
+    vocab, peaked = setup.vocab, Peaked(0.2)
+    works = {
+        "plain cross-entropy (compiled, padded head)": plain_step(setup),
+        "SCDD p_u 0.2, T = 1000": diffusion_step(setup, SCDD(vocab, peaked), 1000, args.impl),
+        "SCDD p_u 0.2, continuous": diffusion_step(setup, SCDD(vocab, peaked), None, args.impl),
+        "GIDD p_u 0.2, continuous": diffusion_step(setup, GIDD(vocab, peaked), None, args.impl),
+        "MDLM, T = 1000": diffusion_step(setup, MDLM(vocab, Masked()), 1000, args.impl),
+    }
+    lines = []
+    for name, work in works.items():
+        lines.append(result(name, measure(work, args.device, args.repeats), tokens, flops(setup), rate))
+    lines.append(
+        result("plain cross-entropy, again", measure(works[lines[0].name], args.device, args.repeats), tokens)
+    )
+    report(
+        f"training step, {args.size}, V = {args.vocab}, batch {args.batch} × {args.length}, {args.device}",
+        lines,
+        args.json,
+        matmul_tflops=None if rate is None else round(rate / 1e12),
+        scdd_over_plain=round(lines[1].median_ms / min(lines[0].median_ms, lines[-1].median_ms), 3),
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,266 @@
+"""The portable checkpoint folder: written under another name, synced, renamed last; read without unpickling."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from scdd import __version__
+from scdd.core.errors import UserError
+from scdd.core.vocab import Vocab
+
+SCHEMA = 1
+RECIPE, META, WEIGHTS, TOKENIZER = "recipe.yaml", "meta.json", "model.safetensors", "tokenizer.json"
+CURE = "take the folder again from where it came, or use an older checkpoint"
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """What a checkpoint folder holds. `weights` has the names of the network's `state_dict`."""
+
+    folder: Path
+    recipe: str
+    vocab: Vocab
+    vocab_hash: str
+    weights: dict[str, Tensor]
+    tokenizer: str | None = None
+    step: int = 0
+    tokens: int = 0
+    network: dict[str, Any] | None = (
+        None  # the network's config as plain data, for a bundle with a foreign recipe
+    )
+    versions: dict[str, str] = field(default_factory=dict)
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def check(self, vocab: Vocab, tokenizer: str | None = None) -> None:
+        """Refuse to go on with another vocabulary than this model was trained with."""
+        if vocab != self.vocab:
+            raise UserError(
+                f"{self.folder} was trained with {self.vocab.size} ids and mask {self.vocab.mask_id}, not with "
+                f"{vocab.size} and {vocab.mask_id}: use the tokenizer that lies beside the model."
+            )
+        if tokenizer is not None and vocabulary_hash(vocab, tokenizer) != self.vocab_hash:
+            raise UserError(
+                f"{self.folder} was trained with another tokenizer of the same size: use its own {TOKENIZER}."
+            )
+
+
+def vocabulary_hash(vocab: Vocab, tokenizer: str | None) -> str:
+    """SHA-256 of the ids' meaning: V, the mask's id and the tokenizer, whose formatting does not count."""
+    canonical = json.dumps(json.loads(tokenizer), sort_keys=True) if tokenizer else ""
+    return hashlib.sha256(f"{vocab.size} {vocab.mask_id}\n{canonical}".encode()).hexdigest()
+
+
+def write(
+    folder: str | Path,
+    *,
+    recipe: str,
+    weights: Mapping[str, Tensor],
+    vocab: Vocab,
+    tokenizer: str | None = None,
+    step: int = 0,
+    tokens: int = 0,
+    network: Mapping[str, Any] | None = None,
+    extra: Mapping[str, Any] | None = None,
+    more: Callable[[Path], None] | None = None,
+) -> Path:
+    """Write a bundle; an older one of that name stays loadable until the new one is complete.
+
+    `recipe` and `tokenizer` are the files' texts. `more` is called with the temporary folder before anything is
+    renamed, to put further files (`resume/`) under the same guarantee.
+    """
+    with staged(folder) as temporary:
+        save_file({k: v.detach().cpu().contiguous().clone() for k, v in weights.items()}, temporary / WEIGHTS)
+        (temporary / RECIPE).write_text(recipe, encoding="utf-8")
+        if tokenizer is not None:
+            (temporary / TOKENIZER).write_text(tokenizer, encoding="utf-8")
+        meta = {
+            "schema": SCHEMA,
+            "versions": {
+                "scdd": __version__,
+                "torch": torch.__version__,
+                "python": platform.python_version(),
+            },
+            "vocab": {**asdict(vocab), "hash": vocabulary_hash(vocab, tokenizer)},
+            "step": step,
+            "tokens": tokens,
+            "weights_sha256": _digest(temporary / WEIGHTS),
+            "network": None if network is None else dict(network),
+            "extra": dict(extra or {}),
+        }
+        (temporary / META).write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
+        if more is not None:
+            more(temporary)
+    return Path(folder)
+
+
+@contextmanager
+def staged(folder: str | Path) -> Iterator[Path]:
+    """A temporary folder that takes the name `folder` when the block ends well.
+
+    Two renames cannot be one, so for an instant only `.NAME.previous` exists: `locate` and the next `staged` look
+    there. Killed at any moment, a complete bundle is found.
+    """
+    target = Path(os.path.abspath(folder))
+    temporary, previous = _sibling(target, "writing"), _sibling(target, "previous")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if not target.exists() and previous.exists():
+        previous.rename(target)
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    try:
+        yield temporary
+        _sync(temporary)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    if target.exists():
+        shutil.rmtree(previous, ignore_errors=True)
+        target.rename(previous)
+    temporary.rename(target)
+    _sync_entry(target.parent)
+    shutil.rmtree(previous, ignore_errors=True)
+
+
+def locate(folder: str | Path) -> Path | None:
+    """Where the newest complete bundle of that name lies; None when there is none. A run's is its last checkpoint."""
+    target = Path(os.path.abspath(folder))
+    checkpoints = sorted(target.glob("checkpoints/step-*"))
+    if checkpoints and not (target / META).exists():
+        return checkpoints[-1]
+    return next((each for each in (target, _sibling(target, "previous")) if each.is_dir()), None)
+
+
+def read(source: str | Path, *, device: str | torch.device = "cpu", verify: bool = True) -> Bundle:
+    """A bundle from a folder, or from the Hugging Face Hub ("owner/name", optionally "@revision").
+
+    `verify` compares the weights with their recorded checksum.
+    """
+    folder = locate(source) or _download(str(source))
+    meta = _meta(folder)
+    if verify and _digest(_required(folder, WEIGHTS)) != meta.get("weights_sha256"):
+        raise UserError(f"{folder / WEIGHTS} is damaged (its checksum differs from {META}'s): {CURE}.")
+    try:
+        weights = load_file(_required(folder, WEIGHTS), device=str(device))
+    except (OSError, safetensors.SafetensorError) as error:
+        raise UserError(f"{folder / WEIGHTS} is damaged ({error}): {CURE}.") from error
+    tokenizer = _text(folder, TOKENIZER) if (folder / TOKENIZER).exists() else None
+    try:
+        vocab = Vocab(meta["vocab"]["size"], meta["vocab"]["mask_id"])
+        bundle = Bundle(
+            folder=folder,
+            recipe=_text(folder, RECIPE),
+            vocab=vocab,
+            vocab_hash=meta["vocab"]["hash"],
+            weights=weights,
+            tokenizer=tokenizer,
+            step=meta["step"],
+            tokens=meta["tokens"],
+            network=meta["network"],
+            versions=meta["versions"],
+            extra=meta["extra"],
+        )
+        found = vocabulary_hash(vocab, tokenizer)
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{folder / META} is damaged (no {error}): {CURE}.") from error
+    except json.JSONDecodeError as error:
+        raise UserError(f"{folder / TOKENIZER} is damaged ({error}): {CURE}.") from error
+    if found != bundle.vocab_hash:
+        raise UserError(f"{folder / TOKENIZER} is missing or not the one the model was trained with: {CURE}.")
+    return bundle
+
+
+def _meta(folder: Path) -> dict[str, Any]:
+    try:
+        meta = json.loads(_text(folder, META))
+    except json.JSONDecodeError as error:
+        raise UserError(f"{folder / META} is damaged ({error}): {CURE}.") from error
+    if not isinstance(meta, dict) or not isinstance(meta.get("schema"), int):
+        raise UserError(f"{folder / META} is damaged (it names no schema): {CURE}.")
+    if meta["schema"] > SCHEMA:
+        raise UserError(
+            f"{folder} has format {meta['schema']} and this version of scdd reads up to {SCHEMA}: upgrade scdd."
+        )
+    return meta
+
+
+def _required(folder: Path, name: str) -> Path:
+    if not (folder / name).is_file():
+        raise UserError(f"{folder} has no {name}, so it is no complete checkpoint: {CURE}.")
+    return folder / name
+
+
+def _text(folder: Path, name: str) -> str:
+    try:
+        return _required(folder, name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{folder / name} is damaged ({error}): {CURE}.") from error
+
+
+def _download(source: str) -> Path:
+    """A snapshot of a Hub repository, of which only a bundle's own files are taken."""
+    match = re.fullmatch(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", source)
+    if match is None:
+        raise UserError(
+            f'There is no checkpoint folder "{source}": check the path, or give a Hub id (owner/name).'
+        )
+    from huggingface_hub import snapshot_download
+
+    try:
+        patterns = [RECIPE, META, WEIGHTS, TOKENIZER]
+        return Path(snapshot_download(match[1], revision=match[2], allow_patterns=patterns))
+    except (
+        Exception
+    ) as error:  # network, authorisation, an unknown name: whatever the cause, the cure is the same
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UserError(
+            f'"{source}" is no checkpoint folder here, and the Hugging Face Hub did not give it ({reason}): '
+            "check the name and the connection."
+        ) from error
+
+
+def _sibling(target: Path, role: str) -> Path:
+    return target.with_name(f".{target.name}.{role}")
+
+
+def _sync(folder: Path) -> None:
+    """Everything below `folder` reaches the disk before the rename does."""
+    for parent, _, files in os.walk(folder):
+        for name in files:
+            _sync_entry(Path(parent, name))
+        _sync_entry(Path(parent))
+
+
+def _sync_entry(path: Path) -> None:
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except OSError:  # Windows cannot open folders
+        return
+    try:
+        os.fsync(handle)
+    except OSError:  # some network file systems refuse to sync what is open for reading
+        pass
+    finally:
+        os.close(handle)
+
+
+def _digest(file: Path) -> str:
+    digest = hashlib.sha256()
+    with open(file, "rb") as handle:
+        while chunk := handle.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,227 @@
+"""The authors' checkpoint layouts and ours: SCDD/MDLM's reference network and GIDD's, both ways."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from scdd.core.errors import UserError
+from scdd.core.head import padded
+from scdd.core.vocab import Vocab
+from scdd.models.dit import DiT, DiTConfig
+from scdd.models.rotary import BASE, tables
+
+NEVER = -1e4  # GIDD's softmax includes the padding rows; exp of this is zero
+
+
+class Loadable(Protocol):
+    """A tensor that may still be on disk."""
+
+    @property
+    def shape(self) -> Sequence[int]:
+        """Its size in each dimension."""
+        ...
+
+
+def parameter_names(depth: int) -> dict[str, str]:
+    """Reference name → our name, in the order of the reference network's `parameters()`."""
+    names = {"vocab_embed.embedding": "embedding.weight"}
+    for theirs, ours in (("sigma_map.mlp.0", "time.first"), ("sigma_map.mlp.2", "time.second")):
+        names |= {f"{theirs}.weight": f"{ours}.weight", f"{theirs}.bias": f"{ours}.bias"}
+    for i in range(depth):
+        block = {
+            "norm1.weight": "norm1.weight",
+            "attn_qkv.weight": "qkv.weight",
+            "attn_out.weight": "out.weight",
+            "norm2.weight": "norm2.weight",
+            "mlp.0.weight": "mlp_in.weight",
+            "mlp.0.bias": "mlp_in.bias",
+            "mlp.2.weight": "mlp_out.weight",
+            "mlp.2.bias": "mlp_out.bias",
+            "adaLN_modulation.weight": "modulation.weight",
+            "adaLN_modulation.bias": "modulation.bias",
+        }
+        names |= {f"blocks.{i}.{theirs}": f"blocks.{i}.{ours}" for theirs, ours in block.items()}
+    return names | {
+        "output_layer.norm_final.weight": "norm.weight",
+        "output_layer.linear.weight": "output.weight",
+        "output_layer.linear.bias": "output.bias",
+        "output_layer.adaLN_modulation.weight": "modulation.weight",
+        "output_layer.adaLN_modulation.bias": "modulation.bias",
+    }
+
+
+def _bare(state: Mapping[str, Loadable]) -> dict[str, Loadable]:
+    """The network's own names, without the prefixes of wrappers (compile, data parallel, the Lightning module)."""
+    plain = {re.sub(r"(^|\.)(_orig_mod|module)\.", r"\1", name): value for name, value in state.items()}
+    if any(name.startswith("backbone.") for name in plain):
+        plain = {k.removeprefix("backbone."): v for k, v in plain.items() if k.startswith("backbone.")}
+    return plain
+
+
+def _tensor(value: object) -> Tensor:
+    """The float32 tensor behind a tensor or a `StoredTensor`."""
+    tensor = value if isinstance(value, Tensor) else value.load()  # type: ignore[attr-defined]
+    assert isinstance(tensor, Tensor)
+    return tensor.detach().to(device="cpu", dtype=torch.float32)
+
+
+def _shape(state: Mapping[str, Loadable], name: str) -> Sequence[int]:
+    if name not in state:
+        raise UserError(
+            f'The checkpoint has no "{name}": only the DiT of SCDD, MDLM (reference layout) and GIDD can be converted.'
+        )
+    return state[name].shape
+
+
+def _depth(state: Iterable[str]) -> int:
+    return 1 + max((int(m[1]) for name in state if (m := re.match(r"blocks\.(\d+)\.", name))), default=-1)
+
+
+def _heads(state: Mapping[str, Loadable], width: int, heads: int | None) -> int:
+    """The number of heads, which no weight shows, from the rotary buffer; the caller's word goes first."""
+    if heads is not None:
+        return heads
+    if "rotary_emb.inv_freq" in state:
+        return width // (2 * state["rotary_emb.inv_freq"].shape[0])
+    if "rotary_emb.cos_cached" in state:
+        return width // state["rotary_emb.cos_cached"].shape[-1]
+    raise UserError("The checkpoint does not show its number of attention heads: pass heads=….")
+
+
+def _fill(model: DiT, state: Mapping[str, Loadable]) -> DiT:
+    """Copy the weights; fewer rows than ours (the head's padding) leave zeros, more (the embedding's) are dropped."""
+    own = model.state_dict()
+    for theirs, ours in parameter_names(model.config.depth).items():
+        if theirs not in state and model.config.causal:
+            continue
+        _shape(state, theirs)
+        source, target = _tensor(state[theirs]), own[ours]
+        rows, size = source.shape[0], model.vocab.size
+        counted = ours.startswith(("embedding.", "output."))  # one row per id, with or without padding
+        fits = size <= rows <= padded(size) if counted else rows == target.shape[0]
+        if not fits or source.shape[1:] != target.shape[1:]:
+            raise UserError(
+                f'"{theirs}" has shape {tuple(source.shape)} where {tuple(target.shape)} is needed: '
+                "the checkpoint is damaged, or of another network."
+            )
+        rows = min(rows, target.shape[0])
+        target[:rows] = source[:rows]
+    return model
+
+
+def from_reference(
+    state: Mapping[str, Loadable],
+    vocab: Vocab | None = None,
+    *,
+    heads: int | None = None,
+    time_conditioning: bool = False,
+) -> DiT:
+    """The SCDD/MDLM reference network's weights as ours; the mask is the last id unless `vocab` tells.
+
+    Their autoregressive network has no modulation; ours then gets constant gates of one, which is the same function.
+    """
+    state = _bare(state)
+    size, width = _shape(state, "vocab_embed.embedding")
+    depth, adaptive = _depth(state), "blocks.0.adaLN_modulation.weight" in state
+    config = DiTConfig(
+        depth=depth,
+        width=width,
+        heads=_heads(state, width, heads),
+        cond_width=_shape(state, "sigma_map.mlp.0.weight")[0] if adaptive else 1,
+        time_conditioning=time_conditioning and adaptive,
+        causal=not adaptive,
+    )
+    if vocab is not None and vocab.size != size:
+        raise UserError(
+            f"The checkpoint has {size} ids and the vocabulary told {vocab.size}: pass the one of its tokenizer."
+        )
+    model = DiT(config, vocab or Vocab(size, size - 1))
+    if not adaptive:
+        for i in range(depth):
+            gates = model.state_dict()[f"blocks.{i}.modulation.bias"].view(6, width)
+            gates[2], gates[5] = 1.0, 1.0
+    return _fill(model, state)
+
+
+def from_gidd(state: Mapping[str, Loadable], vocab: Vocab, *, heads: int | None = None) -> DiT:
+    """GIDD's network as ours. Its V is rounded up to 128 already, so the true vocabulary must be told."""
+    state = _bare(state)
+    rows, width = _shape(state, "vocab_embed.embedding")
+    if rows not in (vocab.size, padded(vocab.size)):
+        raise UserError(
+            f"The checkpoint's embedding has {rows} rows and the vocabulary {vocab.size} ids: pass the vocabulary that "
+            "it was trained with (its tokenizer's length, the mask included)."
+        )
+    bias = _tensor(state["logit_bias"]).reshape(()) if "logit_bias" in state else torch.zeros(())
+    config = DiTConfig(
+        depth=_depth(state),
+        width=width,
+        heads=_heads(state, width, heads),
+        cond_width=_shape(state, "sigma_map.mlp.0.weight")[0],
+        time_conditioning=True,
+        time_input="t",
+        input_bias=bool(bias != 0),
+    )
+    model = _fill(DiT(config, vocab), state)
+    if model.output.input_bias is not None:
+        model.output.input_bias.copy_(bias)
+    return model
+
+
+def with_averages(state: Mapping[str, Loadable], shadow: Sequence[Loadable]) -> dict[str, Loadable]:
+    """The state with its parameters replaced by EMA shadows, a bare list in the order of `parameters()`."""
+    state = _bare(state)
+    names = [name for name in parameter_names(_depth(state)) if name in state]
+    if len(shadow) < len(names):
+        raise UserError(
+            f"The checkpoint's EMA has {len(shadow)} tensors for {len(names)} parameters: convert with ema=False."
+        )
+    for name, average in zip(
+        names, shadow, strict=False
+    ):  # a learned noise schedule's come after the network's
+        if tuple(average.shape) != tuple(state[name].shape):
+            raise UserError(
+                f'The checkpoint\'s EMA does not fit the network at "{name}": convert with ema=False to take the raw weights.'
+            )
+    return {**state, **dict(zip(names, shadow, strict=False))}
+
+
+def to_reference(model: DiT) -> dict[str, Tensor]:
+    """Our weights in the reference layout, `backbone.` prefix and rotary buffer included, head of V rows."""
+    own, size = model.state_dict(), model.vocab.size
+    if model.output.input_bias is not None:
+        raise UserError(
+            "The reference layout has no bias at the input token's logit: convert to GIDD's instead."
+        )
+    names = parameter_names(model.config.depth)
+    out = {f"backbone.{theirs}": own[ours].detach().clone() for theirs, ours in names.items()}
+    for name in ("backbone.output_layer.linear.weight", "backbone.output_layer.linear.bias"):
+        out[name] = out[name][:size].clone()
+    pairs = model.config.head_width // 2
+    out["backbone.rotary_emb.inv_freq"] = BASE ** (-torch.arange(pairs, dtype=torch.float32) / pairs)
+    return out
+
+
+def to_gidd(model: DiT, length: int = 512) -> dict[str, Tensor]:
+    """Our weights in GIDD's layout, with rotary buffers for rows of `length` tokens."""
+    own, size = model.state_dict(), model.vocab.size
+    names = parameter_names(model.config.depth)
+    out = {theirs: own[ours].detach().clone() for theirs, ours in names.items()}
+    embedding = torch.zeros_like(out["output_layer.linear.weight"])
+    embedding[:size] = out["vocab_embed.embedding"]
+    out["vocab_embed.embedding"] = embedding
+    spare = out["output_layer.linear.weight"][size:].abs().amax(dim=1) == 0
+    out["output_layer.linear.bias"][size:][spare] = NEVER
+    cos, sin = tables(0, length, model.config.head_width // 2, torch.device("cpu"))
+    for name, table, identity in (("cos_cached", cos, 1.0), ("sin_cached", sin, 0.0)):
+        full = torch.cat((table, table), dim=-1)[None, :, None, None, :].repeat(1, 1, 3, 1, 1)
+        full[:, :, 2] = identity  # values are not turned
+        out[f"rotary_emb.{name}"] = full
+    bias = model.output.input_bias
+    out["logit_bias"] = torch.zeros(1, 1, 1) if bias is None else bias.detach().reshape(1, 1, 1).clone()
+    return out

@@ -1,0 +1,163 @@
+"""The parts of the network: linear maps, adaptive layer norm, the time embedding, and the transformer block."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scdd.models.attention import LayerCache, attend
+from scdd.models.rotary import rotate
+
+FREQUENCIES = 256  # cosine and sine features of the time
+MAX_PERIOD = 10_000.0
+MLP_RATIO = 4
+
+
+def uniform_(tensor: Tensor, bound: float, generator: torch.Generator | None) -> None:
+    """Fill with U(−bound, bound), drawn where the generator lives: a CPU seed gives the same weights on any device."""
+    if tensor.is_meta:
+        return
+    with torch.no_grad():
+        if generator is None or generator.device == tensor.device:
+            tensor.uniform_(-bound, bound, generator=generator)
+        else:
+            drawn = torch.empty(tensor.shape, dtype=tensor.dtype, device=generator.device)
+            tensor.copy_(drawn.uniform_(-bound, bound, generator=generator))
+
+
+class Linear(nn.Linear):
+    """A linear map whose weights wait for `initialise`: building a network draws nothing from global state."""
+
+    def reset_parameters(self) -> None:
+        """Left to `initialise`."""
+
+    def initialise(self, generator: torch.Generator | None = None, *, zero: bool = False) -> None:
+        """PyTorch's own default, U(±1/√fan_in) for weight and bias, or zero."""
+        for parameter in (self.weight, self.bias):
+            if parameter is None:
+                continue
+            if zero:
+                nn.init.zeros_(parameter)
+            else:
+                uniform_(parameter, 1 / math.sqrt(self.in_features), generator)
+
+    def exact(self, x: Tensor) -> Tensor:
+        """The map in float32 even under autocast: for the few conditioning rows, where it costs nothing."""
+        bias = None if self.bias is None else self.bias.float()
+        off = torch.autocast(x.device.type, enabled=False) if not x.is_meta else contextlib.nullcontext()
+        with off:
+            return F.linear(x.float(), self.weight.float(), bias)
+
+    def gated(self, x: Tensor, gate: Tensor) -> Tensor:
+        """gate · (W x + b), gate [R, 1, D] with R = 1 or B.
+
+        One row for the whole batch (no time conditioning) is folded into the weights: (gate W) x + gate b. That spares
+        an activation-sized product forward, and backward both a saved activation and a sum over all tokens.
+        """
+        if gate.shape[0] != 1:
+            y: Tensor = self(x)
+            return gate.to(y.dtype) * y
+        gate = gate.reshape(-1)
+        bias = None if self.bias is None else (self.bias * gate).to(x.dtype)
+        return F.linear(x, (self.weight * gate[:, None]).to(x.dtype), bias)
+
+
+class Norm(nn.Module):
+    """Layer norm with a weight and no bias, then x · (1 + scale) + shift; statistics and affine part in float32.
+
+    The weight is folded into (1 + scale) first, so that one product per activation remains, and one sum over tokens
+    in the backward pass serves both.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width))
+
+    def initialise(self) -> None:
+        """Weight one."""
+        nn.init.ones_(self.weight)
+
+    def forward(self, x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+        """x [B, L, D]; shift and scale [R, 1, D] float32; in x's dtype again."""
+        normal = F.layer_norm(x.float(), x.shape[-1:])
+        return (normal * (self.weight.float() * (1 + scale)) + shift).to(x.dtype)
+
+
+class TimeEmbedding(nn.Module):
+    """c = SiLU(MLP(cos ‖ sin features of the time)), [R] → [R, C], float32."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first = Linear(FREQUENCIES, width)
+        self.second = Linear(width, width)
+
+    def initialise(self, generator: torch.Generator | None = None) -> None:
+        """PyTorch's default in both layers."""
+        self.first.initialise(generator)
+        self.second.initialise(generator)
+
+    def forward(self, time: Tensor) -> Tensor:
+        """One row of conditioning for each time."""
+        half = FREQUENCIES // 2
+        exponents = torch.arange(half, dtype=torch.float32, device=time.device) / half
+        angles = time.float()[:, None] * torch.exp(-math.log(MAX_PERIOD) * exponents)
+        features = torch.cat((angles.cos(), angles.sin()), dim=-1)
+        return F.silu(self.second.exact(F.silu(self.first.exact(features))))
+
+
+class Block(nn.Module):
+    """Attention and MLP, each behind an adaptive norm and a gate; both gates start at zero.
+
+    The residual stream x keeps the compute dtype (bfloat16 under autocast): float32 there would double what every
+    norm and sum reads and writes, forward and backward, and what is saved for the backward pass. Sums and statistics
+    are float32 inside each kernel.
+    """
+
+    def __init__(self, width: int, heads: int, cond_width: int, causal: bool) -> None:
+        super().__init__()
+        self.heads = heads
+        self.causal = causal
+        self.norm1 = Norm(width)
+        self.qkv = Linear(width, 3 * width, bias=False)
+        self.out = Linear(width, width, bias=False)
+        self.norm2 = Norm(width)
+        self.mlp_in = Linear(width, MLP_RATIO * width)
+        self.mlp_out = Linear(MLP_RATIO * width, width)
+        self.modulation = Linear(cond_width, 6 * width)
+
+    def initialise(self, generator: torch.Generator | None = None) -> None:
+        """PyTorch's default, with a zero modulation: the block starts as the identity."""
+        self.norm1.initialise()
+        self.norm2.initialise()
+        for layer in (self.qkv, self.out, self.mlp_in, self.mlp_out):
+            layer.initialise(generator)
+        self.modulation.initialise(zero=True)
+
+    def forward(
+        self,
+        x: Tensor,
+        c: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        mask: Tensor | None = None,
+        cache: LayerCache | None = None,
+    ) -> Tensor:
+        """x [B, L, D], c [R, C] with R = 1 or B, rotary tables [L, Dh/2] → [B, L, D]."""
+        shift1, scale1, gate1, shift2, scale2, gate2 = self.modulation.exact(c)[:, None].chunk(6, dim=-1)
+        mixed = self._attention(self.norm1(x, shift1, scale1), rotary, mask, cache)
+        x = x + self.out.gated(mixed, gate1)
+        hidden = F.gelu(self.mlp_in(self.norm2(x, shift2, scale2)), approximate="tanh")
+        return x + self.mlp_out.gated(hidden, gate2)
+
+    def _attention(
+        self, x: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor | None, cache: LayerCache | None
+    ) -> Tensor:
+        batch, length, _ = x.shape
+        qkv = self.qkv(x).view(batch, length, 3 * self.heads, -1)
+        turned = rotate(qkv[:, :, : 2 * self.heads], *rotary)
+        q, k = (half.transpose(1, 2) for half in turned.chunk(2, dim=2))
+        v = qkv[:, :, 2 * self.heads :].transpose(1, 2)
+        return attend(q, k, v, self.causal, mask, cache).transpose(1, 2).reshape(batch, length, -1)
