@@ -1,0 +1,151 @@
+"""`scdd prepare`: text in, token shards out, with a progress bar where there is a terminal."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from scdd.core.errors import UserError
+from scdd.data.collect import Progress
+from scdd.data.corpus import RULES
+from scdd.data.prepare import Preparation
+from scdd.data.prepare import prepare as run
+from scdd.data.shards import read_manifest
+
+_EVERY = 5.0  # seconds between plain lines
+
+
+def prepare(
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            help="Text or JSONL files (.xz, .gz, .zst too), folders, or hf:NAME[:CONFIG[:SPLIT]]."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for the shards; the same command again resumes there.")],
+    tokenizer: Annotated[str | None, typer.Option(help="A tokenizer.json, or a name on the hub.")] = None,
+    train_tokenizer: Annotated[
+        int | None, typer.Option(help="Train a byte-level BPE of so many ids instead, [MASK] included.")
+    ] = None,
+    tokenizer_sample: Annotated[int, typer.Option(help="MiB of text to train that tokenizer on.")] = 64,
+    valid: Annotated[list[str] | None, typer.Option(help="Validation text; may be repeated.")] = None,
+    valid_fraction: Annotated[
+        float | None,
+        typer.Option(help="Share of documents kept for validation (0.01 unless --valid is given)."),
+    ] = None,
+    detokenizer: Annotated[
+        str | None, typer.Option(help="lm1b or wikitext: undo that corpus's spacing.")
+    ] = None,
+    field: Annotated[
+        str, typer.Option(help="The field that holds the text, in JSON lines and datasets.")
+    ] = "text",
+    documents: Annotated[
+        str, typer.Option(help=f"What ends a document in text files: {', '.join(RULES)}.")
+    ] = "auto",
+    workers: Annotated[int | None, typer.Option(help="Processes; one for each core unless given.")] = None,
+    shard_tokens: Annotated[int, typer.Option(help="Tokens of a shard, after which it is closed.")] = 1 << 24,
+    overwrite: Annotated[
+        bool, typer.Option(help="Replace what an earlier preparation left in --out.")
+    ] = False,
+) -> None:
+    """Turn text into packed token shards: in parallel, resumable, the same bytes whatever the number of workers."""
+    if documents not in RULES:
+        raise UserError(f"--documents {documents} is not known: choose one of {', '.join(RULES)}.")
+    job = Preparation(
+        sources=sources,
+        out=out,
+        tokenizer=tokenizer,
+        train_tokenizer=train_tokenizer,
+        tokenizer_sample=tokenizer_sample << 20,
+        valid=valid or [],
+        valid_fraction=valid_fraction,
+        detokenizer=detokenizer,
+        text_field=field,
+        documents=documents,
+        shard_tokens=shard_tokens,
+        workers=workers or _cores(),
+        overwrite=overwrite,
+    )
+    start = time.monotonic()
+    last = _show(run(job))
+    _summary(job, last, time.monotonic() - start)
+
+
+def _show(steps: Iterator[Progress]) -> Progress:
+    """Follow the work to its end, on a bar or in lines."""
+    console = Console(stderr=True)
+    return _bar(steps, console) if console.is_terminal else _lines(steps)
+
+
+def _stage(step: Progress) -> str:
+    return "training the tokenizer" if step.stage == "tokenizer" else "tokenising"
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _bar(steps: Iterator[Progress], console: Console) -> Progress:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[done]}"),
+        TimeRemainingColumn(),
+    )
+    step = Progress("tokenizer")
+    with Bar(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("starting", total=None, done="")
+        for step in steps:
+            done = f"{step.documents:,} documents, {step.tokens / 1e6:.1f} M tokens, {step.shards} shards"
+            bar.update(
+                task,
+                description=_stage(step),
+                total=step.total or None,
+                completed=step.position,
+                done=done,
+            )
+    return step
+
+
+def _lines(steps: Iterator[Progress]) -> Progress:
+    step, stage, shown = Progress("tokenizer"), "", 0.0
+    for step in steps:
+        now = time.monotonic()
+        if step.stage == "done" or (_stage(step) == stage and now < shown + _EVERY):
+            continue
+        stage, shown = _stage(step), now
+        share = f" {step.position / step.total:.0%}" if step.total else ""
+        print(f"{stage}{share}: {step.documents:,} documents, {step.tokens / 1e6:.1f} M tokens", flush=True)
+    return step
+
+
+def _summary(job: Preparation, last: Progress, seconds: float) -> None:
+    manifest = read_manifest(job.out)
+    vocab = manifest["tokenizer"]
+    print(f"{job.out}: vocabulary of {vocab['vocab_size']:,} ids, tokenizer {vocab['hash'][:12]}")
+    if job.train_tokenizer and vocab["vocab_size"] < job.train_tokenizer:
+        print(f"  (fewer than the {job.train_tokenizer:,} asked for: the text holds no more pairs to merge)")
+    for name, info in manifest["splits"].items():
+        print(
+            f"  {name}: {info['documents']:,} documents, {info['tokens']:,} tokens, {info['bytes'] / 1e6:,.1f} MB of text, "
+            f"{info['bytes'] / max(1, info['tokens']):.2f} bytes a token, {len(info['shards'])} shards"
+        )
+    fresh = last.text_bytes - last.resumed_bytes
+    if not fresh:
+        print("  nothing to do: it was already complete")
+        return
+    speed = fresh / 1e6 / seconds
+    memory = (
+        f"peak memory {last.parent_peak / 2**20:,.0f} MiB, each worker {last.worker_peak / 2**20:,.0f} MiB"
+    )
+    print(f"  {seconds:.1f} s, {speed:.2f} MB/s with {job.workers} workers; {memory}")

@@ -1,0 +1,275 @@
+"""Documents, one after the other, from text files, JSON lines, folders and Hugging Face datasets.
+
+A corpus may be larger than memory: the reader cuts files into raw records and hands them on in bounded batches; decoding
+and JSON parsing (`parse`) belong to whoever has a core to spare. A record's place, (source, ordinal), is all that is needed to go on later.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO, Literal, NamedTuple
+
+from scdd.core.errors import UserError
+from scdd.data.files import COMPRESSIONS, DAMAGE, open_input
+
+Rule = Literal["auto", "blank-line", "line", "file", "wikitext"]
+Split = Literal["train", "valid", "hash"]
+RULES: tuple[Rule, ...] = ("auto", "blank-line", "line", "file", "wikitext")
+TEXT_SUFFIXES = (".txt", ".text", ".md", ".tokens", ".raw")
+JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
+LONGEST = 256 << 20  # bytes of one document: memory is bounded by it
+BATCH_BYTES = 1 << 20
+BATCH_RECORDS = 4096
+_HEADING = re.compile(rb"^ ?= [^=\s].* = ?$")
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file or one dataset. `split` says where its documents go: train, valid, or as each one's hash decides."""
+
+    path: str
+    kind: Literal["json", "text", "dataset"]
+    rule: Rule
+    field: str
+    split: Split
+    size: int  # bytes on disk; 0 when unknown
+
+
+class Record(NamedTuple):
+    """A document as it lies in its source."""
+
+    line: int  # of the file, from 1; for a dataset, the row's number
+    raw: bytes
+
+
+@dataclass(frozen=True)
+class RecordBatch:
+    """Consecutive records of `sources[source]`, the first of which is number `first` of that source."""
+
+    source: int
+    first: int
+    records: list[Record]
+    position: int  # bytes of all sources read so far, as they lie on disk
+
+
+def discover(
+    arguments: Sequence[str | Path], *, field: str = "text", rule: Rule = "auto", split: Split = "hash"
+) -> list[Source]:
+    """Files, folders (searched in sorted order) and `hf:NAME[:CONFIG[:SPLIT]]` as a list of sources."""
+    if rule not in RULES:
+        raise UserError(f"--documents {rule} is not known: choose one of {', '.join(RULES)}.")
+    found: list[Source] = []
+    for argument in map(str, arguments):
+        path = Path(argument)
+        if argument.startswith("hf:") or _is_saved_dataset(path):
+            found.append(Source(argument.removeprefix("hf:"), "dataset", "auto", field, split, 0))
+        elif path.is_dir():
+            inside = [
+                p
+                for p in sorted(path.rglob("*"))
+                if p.is_file() and _suffix(p) in TEXT_SUFFIXES + JSON_SUFFIXES
+            ]
+            if not inside:
+                kinds = ", ".join(TEXT_SUFFIXES + JSON_SUFFIXES)
+                raise UserError(
+                    f"{path} holds no text: expected files ending in {kinds}, maybe with .xz, .gz or .zst."
+                )
+            found += [_file(p, field, rule, split) for p in inside]
+        elif path.is_file():
+            found.append(_file(path, field, rule, split))
+        else:
+            raise UserError(
+                f"{argument} does not exist: give a file, a folder, or hf:NAME for a Hugging Face dataset."
+            )
+    return found
+
+
+def _is_saved_dataset(path: Path) -> bool:
+    return (path / "dataset_dict.json").is_file() or (path / "dataset_info.json").is_file()
+
+
+def _suffix(path: Path) -> str:
+    return Path(path.stem).suffix if path.suffix in COMPRESSIONS else path.suffix
+
+
+def _file(path: Path, field: str, rule: Rule, split: Split) -> Source:
+    suffix = _suffix(path)
+    size = path.stat().st_size
+    if suffix in JSON_SUFFIXES:
+        return Source(str(path), "json", "line", field, split, size)
+    if rule == "auto":
+        rule = "wikitext" if suffix == ".tokens" else "blank-line"
+    return Source(str(path), "text", rule, field, split, size)
+
+
+def batches(sources: Sequence[Source], start: tuple[int, int] = (0, 0)) -> Iterator[RecordBatch]:
+    """The records from place `start` = (source, ordinal) on, in batches of about BATCH_BYTES."""
+    before = sum(source.size for source in sources[: start[0]])
+    for index in range(start[0], len(sources)):
+        source, skip = sources[index], start[1] if index == start[0] else 0
+        for first, records, position in _file_batches(source, skip):
+            yield RecordBatch(index, first, records, before + position)
+        before += source.size
+
+
+def _file_batches(source: Source, skip: int) -> Iterator[tuple[int, list[Record], int]]:
+    held: list[Record] = []
+    first, size, number, position = skip, 0, skip, 0
+    for record, position in _records(source, skip):
+        held.append(record)
+        number += 1
+        size += len(record.raw)
+        if size >= BATCH_BYTES or len(held) >= BATCH_RECORDS:
+            yield first, held, position
+            held, first, size = [], number, 0
+    if held:
+        yield first, held, position
+
+
+def _records(source: Source, skip: int) -> Iterator[tuple[Record, int]]:
+    if source.kind == "dataset":
+        for number, row in enumerate(_rows(source, skip), start=skip):
+            yield Record(number, row.encode("utf-8", "surrogatepass")), 0
+        return
+    text, raw = open_input(Path(source.path))
+    line = 0
+    try:
+        with raw, text:
+            for record in islice(_CUTTERS[source.rule](source, text), skip, None):
+                line = record.line
+                yield record, raw.tell()
+    except DAMAGE as error:
+        raise UserError(
+            f"{source.path} is damaged or cut short after line {line} ({error}): fetch or compress the file again."
+        ) from error
+
+
+def _lines(source: Source, text: BinaryIO) -> Iterator[Record]:
+    """Every line with its end, none longer than a document may be."""
+    number = 0
+    while line := text.readline(LONGEST + 1):
+        number += 1
+        _check_length(source, number, len(line))
+        yield Record(number, line)
+
+
+def _check_length(source: Source, line: int, size: int) -> None:
+    if size > LONGEST:
+        raise UserError(
+            f"{source.path}, line {line}: a document is longer than {LONGEST >> 20} MiB; cut it up, or choose --documents line."
+        )
+
+
+def _whole_lines(source: Source, text: BinaryIO) -> Iterator[Record]:
+    return (record for record in _lines(source, text) if not record.raw.isspace())
+
+
+def _grouped(source: Source, text: BinaryIO, wikitext: bool, whole: bool) -> Iterator[Record]:
+    """Lines gathered into documents, which end at blank lines, before WikiText headings, or with the file."""
+    held: list[bytes] = []
+    start, size, after_blank = 1, 0, True
+    for line, raw in _lines(source, text):
+        blank = raw.isspace()
+        ends = (after_blank and _HEADING.match(raw.rstrip(b"\r\n"))) if wikitext else (blank and not whole)
+        if ends and held:
+            yield _joined(start, held)
+            held, size = [], 0
+        if held or not blank:  # a document starts with a line that says something
+            start = start if held else line
+            held.append(raw)
+            size += len(raw)
+            _check_length(source, start, size)
+        after_blank = blank
+    if held:
+        yield _joined(start, held)
+
+
+def _joined(start: int, lines: list[bytes]) -> Record:
+    while lines[-1].isspace():  # the first one is not
+        lines.pop()
+    return Record(start, b"".join(lines))
+
+
+_CUTTERS: dict[Rule, Callable[[Source, BinaryIO], Iterator[Record]]] = {
+    "line": _whole_lines,
+    "blank-line": partial(_grouped, wikitext=False, whole=False),
+    "wikitext": partial(_grouped, wikitext=True, whole=False),
+    "file": partial(_grouped, wikitext=False, whole=True),
+}
+
+
+def parse(source: Source, record: Record) -> str:
+    """The document's text; a broken line or broken UTF-8 is refused with its place."""
+    if source.kind != "json":
+        try:
+            # A dataset's rows are already text: only lone surrogates can be wrong with them.
+            text = record.raw.decode("utf-8").removeprefix("\ufeff")
+        except UnicodeDecodeError as error:
+            line = record.line + record.raw[: error.start].count(b"\n")
+            raise UserError(
+                f"{source.path}, line {line}: not valid UTF-8; convert the file to UTF-8."
+            ) from error
+        return text if source.kind == "dataset" else text.strip("\r\n")
+    place = f"{source.path}, line {record.line}"
+    try:
+        value = json.loads(record.raw)
+    except ValueError as error:
+        raise UserError(f"{place}: not a valid JSON line ({error}); mend or remove the line.") from error
+    found = value.get(source.field) if isinstance(value, dict) else None
+    if not isinstance(found, str):
+        has = ", ".join(map(str, value)) if isinstance(value, dict) else type(value).__name__
+        raise UserError(
+            f"{place}: no text in field '{source.field}' (it has: {has}); name the field with --field."
+        )
+    try:
+        found.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"{place}: not valid UTF-8 (half of a surrogate pair); mend or remove the line."
+        ) from error
+    return found
+
+
+def documents(sources: Sequence[Source]) -> Iterator[str]:
+    """Every document's text, blank ones left out."""
+    for batch in batches(sources):
+        for record in batch.records:
+            text = parse(sources[batch.source], record)
+            if text and not text.isspace():
+                yield text
+
+
+def _rows(source: Source, skip: int) -> Iterator[str]:
+    """Rows of a Hugging Face dataset, streamed: from the hub, a folder of its files, or a folder saved to disk."""
+    try:
+        import datasets
+    except ImportError as error:
+        raise UserError(f"hf:{source.path} needs the datasets package: pip install datasets.") from error
+    name, config, split = [*source.path.split(":"), "", ""][:3]
+    try:
+        if _is_saved_dataset(Path(name)):
+            saved = datasets.load_from_disk(name)
+            data: Any = saved[split or "train"] if isinstance(saved, datasets.DatasetDict) else saved
+            data = data.to_iterable_dataset()
+        else:
+            data = datasets.load_dataset(name, config or None, split=split or "train", streaming=True)
+        rows = iter(data.skip(skip))
+    except Exception as error:
+        said = str(error).strip().splitlines() or [type(error).__name__]
+        raise UserError(
+            f"hf:{source.path} cannot be opened ({said[0]}): check name, config and split (hf:NAME:CONFIG:SPLIT)."
+        ) from error
+    for number, row in enumerate(rows, start=skip):
+        text = row.get(source.field)
+        if not isinstance(text, str):
+            raise UserError(
+                f"hf:{source.path}, row {number}: no text in field '{source.field}' "
+                f"(it has: {', '.join(row)}); name the field with --field."
+            )
+        yield text

@@ -1,0 +1,112 @@
+"""Bytes on disk: compressed inputs read as a stream, outputs that appear whole or not at all."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import lzma
+import os
+import zlib
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from scdd.core.errors import UserError
+
+COMPRESSIONS = (".xz", ".gz", ".zst")
+# What the decompressors raise on a damaged file; a file cut short raises EOFError.
+DAMAGE = (lzma.LZMAError, gzip.BadGzipFile, zlib.error, EOFError)
+_CHUNK = 1 << 20
+
+
+class _Zstd(io.RawIOBase):
+    """A .zst file's text, over any number of frames, refusing a last frame that is cut short."""
+
+    def __init__(self, raw: BinaryIO, path: Path) -> None:
+        try:
+            import zstandard
+        except ImportError as error:
+            raise UserError(
+                f"{path} needs the zstandard package: pip install zstandard, or unpack the file."
+            ) from error
+        self._new = zstandard.ZstdDecompressor().decompressobj
+        self._errors = zstandard.ZstdError
+        self._raw, self._frame, self._fresh, self._ready = raw, self._new(), True, memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._ready:
+            data = self._frame.unused_data if self._frame.eof else b""
+            if self._frame.eof:
+                self._frame, self._fresh = self._new(), True
+            data = data or self._raw.read(_CHUNK)
+            if not data:
+                if self._fresh:
+                    return 0
+                raise EOFError("the last zstd frame is cut short")
+            self._fresh = False
+            try:
+                self._ready = memoryview(self._frame.decompress(data))
+            except self._errors as error:
+                raise zlib.error(str(error)) from error
+        count = min(len(self._ready), len(buffer))
+        buffer[:count] = self._ready[:count]
+        self._ready = self._ready[count:]
+        return count
+
+
+def open_input(path: Path) -> tuple[BinaryIO, BinaryIO]:
+    """(the text's bytes, the raw file whose `tell()` shows how much of the disk has been read)."""
+    try:
+        raw = open(path, "rb")  # noqa: SIM115  the caller closes both
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be read ({error.strerror}): check the path and its permissions."
+        ) from error
+    if path.suffix == ".xz":
+        return cast(BinaryIO, io.BufferedReader(lzma.open(raw), _CHUNK)), raw
+    if path.suffix == ".gz":
+        return cast(BinaryIO, io.BufferedReader(gzip.open(raw), _CHUNK)), raw
+    if path.suffix == ".zst":
+        return cast(BinaryIO, io.BufferedReader(_Zstd(raw, path), _CHUNK)), raw
+    return raw, raw
+
+
+def write_atomically(path: Path, *pieces: bytes | memoryview) -> None:
+    """Write under a temporary name, sync, rename: a reader sees the old file or the new one, whatever happens.
+
+    The temporary name is fixed, so an interrupted write leaves one file at most, and the next write takes it over.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    with open(temporary, "wb") as file:
+        for piece in pieces:
+            file.write(piece)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write `value` atomically, indented for people."""
+    write_atomically(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def read_json(path: Path) -> Any:
+    """Read JSON, naming the file if it is missing or broken."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be read ({error.strerror}): check the path and its permissions."
+        ) from error
+    except ValueError as error:
+        raise UserError(
+            f"{path} is not valid JSON ({error}): restore it, or prepare the data again."
+        ) from error

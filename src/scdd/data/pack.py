@@ -1,0 +1,110 @@
+"""Blocks of exactly L tokens, cut from a stream of documents when they are read.
+
+`wrap` is the paper's (and MDLM's) way: documents run on, [EOS] between them, and every block is [BOS] + L − 2 tokens + [EOS].
+`documents` keeps them apart: each one is [BOS] … [EOS], and a block records which of its positions belong together, so that
+attention can stay inside a document. Long documents go on in the next block. Neither needs padding: every position is a real token.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scdd.core.errors import UserError
+from scdd.data.shards import TokenStream
+
+Packing = Literal["wrap", "documents"]
+Tokens = NDArray[np.int64]
+
+
+class Blocks(Protocol):
+    """Random access to blocks 0 … len − 1."""
+
+    @property
+    def length(self) -> int:
+        """L."""
+
+    def __len__(self) -> int: ...
+
+    def take(self, indices: Tokens) -> tuple[Tokens, Tokens | None]:
+        """Tokens [n, L], and the document number of each position within its block, or None."""
+
+
+@dataclass(frozen=True)
+class Wrapped:
+    """[BOS] + (L − 2) tokens of the stream + [EOS]; what is left at the stream's end is dropped."""
+
+    stream: TokenStream
+    length: int
+
+    def __len__(self) -> int:
+        return self.stream.n_tokens // (self.length - 2)
+
+    def take(self, indices: Tokens) -> tuple[Tokens, None]:
+        """Tokens [n, L]; no document numbers."""
+        inner = self.length - 2
+        tokens = np.empty((len(indices), self.length), dtype=np.int64)
+        tokens[:, 0], tokens[:, -1] = self.stream.bos_id, self.stream.eos_id
+        for row, index in zip(tokens, indices.tolist(), strict=True):
+            row[1:-1] = self.stream.read(index * inner, (index + 1) * inner)
+        return tokens, None
+
+
+@dataclass(frozen=True)
+class Apart:
+    """Blocks of the stream in which every document also has its [BOS], with document numbers.
+
+    Document i starts at place end(i − 1) + i of that longer stream: one [BOS] for each document before it.
+    """
+
+    stream: TokenStream
+    length: int
+
+    def __len__(self) -> int:
+        return (self.stream.n_tokens + self.stream.n_documents) // self.length
+
+    def take(self, indices: Tokens) -> tuple[Tokens, Tokens]:
+        """Tokens [n, L] and document numbers [n, L], which count from 0 in each block."""
+        tokens = np.empty((len(indices), self.length), dtype=np.int64)
+        documents = np.empty_like(tokens)
+        for row, owner, index in zip(tokens, documents, indices.tolist(), strict=True):
+            self._fill(row, owner, index * self.length)
+        return tokens, documents
+
+    def _start(self, document: int) -> int:
+        return (self.stream.end(document - 1) if document else 0) + document
+
+    def _fill(self, row: Tokens, owner: Tokens, place: int) -> None:
+        document = bisect_right(range(self.stream.n_documents), place, key=self._start) - 1
+        filled = number = 0
+        while filled < self.length:
+            start, stop = self._start(document), self.stream.end(document) + document + 1
+            begin, take = place - start, min(stop - place, self.length - filled)
+            piece = row[filled : filled + take]
+            if begin == 0:
+                piece[0] = self.stream.bos_id
+                piece[1:] = self.stream.read(start - document, start - document + take - 1)
+            else:
+                at = place - document - 1
+                piece[:] = self.stream.read(at, at + take)
+            owner[filled : filled + take] = number
+            filled, place = filled + take, place + take
+            document, number = document + 1, number + 1
+
+
+def cut(stream: TokenStream, length: int, packing: Packing = "wrap") -> Blocks:
+    """Blocks of `length` tokens; refuses a length or a stream too short for one block."""
+    if length < 4:
+        raise UserError(f"a length of {length} is too short for [BOS] … [EOS] blocks: choose 4 or more.")
+    if packing not in ("wrap", "documents"):
+        raise UserError(f"packing '{packing}' is not known: choose wrap or documents.")
+    blocks: Blocks = Wrapped(stream, length) if packing == "wrap" else Apart(stream, length)
+    if not len(blocks):
+        raise UserError(
+            f"the data has {stream.n_tokens} tokens, not enough for one block of {length}: give more text or a shorter length."
+        )
+    return blocks

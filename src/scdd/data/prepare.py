@@ -1,0 +1,198 @@
+"""From a corpus to shards: in parallel, in order, and from where it was when it stopped.
+
+One reader cuts the sources into batches, workers tokenise them, and this process puts the answers together in order, so that the
+bytes written do not depend on the number of workers. Each time a shard is full, `progress.json` notes it with the
+place of the next document. A rerun goes on from there: a kill costs the shard in hand at most.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from scdd.core.errors import UserError
+from scdd.data.collect import PROGRESS, SPLITS, Collector, Journal, Progress, require_same
+from scdd.data.corpus import Rule, Source, batches, discover, documents
+from scdd.data.detokenize import detokenizer
+from scdd.data.encode import Encoder, is_valid, peak_memory
+from scdd.data.pool import ordered_map
+from scdd.data.shards import INDEX, Shards, read_manifest, write_manifest
+from scdd.data.tokenizer import SMALLEST, TextTokenizer
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What to prepare. `workers` alone leaves no trace in the result."""
+
+    sources: list[str]
+    out: Path
+    tokenizer: str | None = None
+    train_tokenizer: int | None = None
+    tokenizer_sample: int = 64 << 20  # bytes of text that a new tokenizer is trained on, at most
+    valid: list[str] = field(default_factory=list)
+    valid_fraction: float | None = None  # None: 0.01, or 0 where `valid` is given
+    detokenizer: str | None = None
+    text_field: str = "text"
+    documents: Rule = "auto"
+    shard_tokens: int = 1 << 24
+    workers: int = 1
+    overwrite: bool = False
+
+
+def prepare(job: Preparation) -> Iterator[Progress]:
+    """Make `job.out`: tokenizer.json, shards, index.json. Yields progress; runs as fast as it is asked."""
+    fraction = _check(job)
+    sources = discover(
+        job.sources, field=job.text_field, rule=job.documents, split="hash" if fraction else "train"
+    )
+    sources += discover(job.valid, field=job.text_field, rule=job.documents, split="valid")
+    given = None if job.tokenizer is None else TextTokenizer.load(job.tokenizer)
+    about = _describe(job, sources, fraction, given)
+    job.out.mkdir(parents=True, exist_ok=True)
+    with _locked(job.out):
+        if job.overwrite:
+            _clear(job.out)
+        if (job.out / INDEX).exists():
+            yield _finished(job.out, about)
+            return
+        journal = Journal.open(job.out, about, sources)
+        if given is None and not (job.out / "tokenizer.json").exists():
+            yield Progress("tokenizer", total=sum(source.size for source in sources))
+        tokenizer = given or _trained(job, sources, fraction)
+        tokenizer.save(job.out)
+        encoder = Encoder(sources, tokenizer, job.detokenizer, fraction)
+        collector = Collector(job.out, job.shard_tokens, journal, tokenizer.hash)
+        total = sum(source.size for source in sources)
+        with contextlib.closing(
+            ordered_map(encoder, batches(sources, journal.place), job.workers)
+        ) as encoded:
+            for batch in encoded:
+                collector.add(batch)
+                yield collector.progress("tokens", batch.position, total)
+        collector.finish((len(sources), 0))
+        if not any(info.shards for info in journal.splits.values()):
+            raise UserError(f"{', '.join(job.sources)}: no text found; check the files and --field.")
+        write_manifest(job.out, tokenizer, about, journal.splits)
+        (job.out / PROGRESS).unlink()
+        yield collector.progress("done", total, total)
+
+
+def _check(job: Preparation) -> float:
+    """Refuse what cannot work before anything is read; the fraction that goes to validation."""
+    if (job.tokenizer is None) == (job.train_tokenizer is None):
+        raise UserError(
+            "say which tokenizer: --tokenizer PATH or NAME, or --train-tokenizer SIZE, one of the two."
+        )
+    if job.valid and job.valid_fraction:
+        raise UserError(
+            "--valid and --valid-fraction exclude each other: give validation files, or a fraction, not both."
+        )
+    if job.valid_fraction is not None and not 0 <= job.valid_fraction < 1:
+        raise UserError(
+            f"--valid-fraction {job.valid_fraction} is out of range: choose from 0 up to, not including, 1."
+        )
+    if job.train_tokenizer is not None and job.train_tokenizer < SMALLEST:
+        raise UserError(f"--train-tokenizer {job.train_tokenizer} is too small: choose {SMALLEST} or more.")
+    if job.shard_tokens < 1 or job.workers < 1:
+        raise UserError("--shard-tokens and --workers must be 1 or more: choose larger numbers.")
+    detokenizer(job.detokenizer)
+    if job.out.exists() and not job.out.is_dir():
+        raise UserError(f"--out {job.out} is a file: name a folder.")
+    return (0.0 if job.valid else 0.01) if job.valid_fraction is None else job.valid_fraction
+
+
+def _describe(
+    job: Preparation, sources: list[Source], fraction: float, given: TextTokenizer | None
+) -> dict[str, Any]:
+    """All that the shards' bytes depend on; kept in the manifest, compared on a rerun."""
+    return {
+        "sources": [
+            {"name": Path(s.path).name, "size": s.size, "split": s.split, "rule": s.rule} for s in sources
+        ],
+        "field": job.text_field,
+        "detokenizer": job.detokenizer,
+        "valid_fraction": fraction,
+        "shard_tokens": job.shard_tokens,
+        "tokenizer": {"train": job.train_tokenizer, "sample_bytes": job.tokenizer_sample}
+        if given is None
+        else {"hash": given.hash},
+    }
+
+
+def _finished(out: Path, about: dict[str, Any]) -> Progress:
+    manifest = read_manifest(out)
+    require_same(out, about, manifest["preparation"])
+    (out / PROGRESS).unlink(missing_ok=True)  # killed between writing the manifest and removing the journal
+    shards = [Shards(out, name) for name in manifest["splits"]]
+    for split in shards:
+        split.verify()
+    splits = [split.info for split in shards]
+    size = sum(info.bytes for info in splits)
+    return Progress(
+        "done",
+        documents=sum(info.documents for info in splits),
+        tokens=sum(info.tokens for info in splits),
+        text_bytes=size,
+        shards=sum(len(info.shards) for info in splits),
+        resumed_bytes=size,
+        parent_peak=peak_memory(),
+    )
+
+
+def _clear(out: Path) -> None:
+    """Remove what an earlier preparation wrote, the manifest first, and nothing else."""
+    ours = [
+        out / INDEX,
+        out / PROGRESS,
+        *(p for s in SPLITS for p in sorted(out.glob(f"{s}-*.bin"))),
+        out / "tokenizer.json",
+    ]
+    for path in ours:
+        path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _locked(out: Path) -> Iterator[None]:
+    """One preparation at a time in one folder; the lock dies with the process and leaves no file."""
+    handle = os.open(out, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(
+                f"{out} is being prepared by another process: wait for it, or choose another --out."
+            ) from error
+        yield
+    finally:
+        os.close(handle)
+
+
+def _trained(job: Preparation, sources: list[Source], fraction: float) -> TextTokenizer:
+    """The tokenizer that an earlier run trained, or a new one."""
+    path = job.out / "tokenizer.json"
+    if path.exists():
+        return TextTokenizer.from_file(path)
+    sample = _sample([s for s in sources if s.split != "valid"], job, fraction)
+    return TextTokenizer.train(sample, job.train_tokenizer or 0)
+
+
+def _sample(sources: list[Source], job: Preparation, fraction: float) -> Iterator[str]:
+    """The first training documents of every source, an equal share of what is left of the budget each."""
+    left = job.tokenizer_sample
+    mend = detokenizer(job.detokenizer)
+    for number, source in enumerate(sources):
+        share = left / (len(sources) - number)
+        for text in documents([source]):
+            if share <= 0:
+                break
+            if is_valid(source, text, fraction):
+                continue
+            text = mend(text) if mend else text
+            size = len(text.encode())
+            share, left = share - size, left - size
+            yield text
