@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from common import matmul_rate, measure, parser, report, result
 from scdd.core import Levels, Vocab
+from scdd.models.compiled import compile_network
 from scdd.models.dit import SIZES, DiT
 from scdd.models.graphed import Graphed
 from scdd.ops import Filters, head_stats, redraw
@@ -36,12 +37,21 @@ class Setup:
         if args.device == "cuda":
             self.model.to(torch.bfloat16)
         if args.device == "cuda" and not args.eager:
-            self.model.compile(fullgraph=True)
+            compile_network(self.model)
         self.network = Graphed(self.model) if args.device == "cuda" and not args.eager else self.model
         tokens = self.vocab.token(torch.randint(self.vocab.K, (args.batch, args.length), device=args.device))
         masked = torch.rand(tokens.shape, device=args.device) < 0.5
         self.z_t = torch.where(masked, self.vocab.mask_id, tokens)
         self.t = torch.full((args.batch,), 0.5, dtype=torch.float64, device=args.device)
+
+    def likely(self, filters: Filters) -> Tensor:
+        """z_t with each visible token replaced by a draw of x_θ at its own position."""
+        hidden = self.network.hidden(self.z_t, self.t).flatten(0, 1)
+        visible = (self.z_t != self.vocab.mask_id).flatten()
+        drawn = redraw(
+            hidden, self.model.head, visible, None, filters, self.z_t.flatten(), impl=self.args.impl
+        )
+        return torch.where(visible, drawn.tokens, self.vocab.mask_id).view_as(self.z_t)
 
 
 def bare(setup: Setup, with_head: bool) -> Callable[[], Tensor]:
@@ -55,17 +65,23 @@ def bare(setup: Setup, with_head: bool) -> Callable[[], Tensor]:
     return work
 
 
-def step(setup: Setup, filters: Filters) -> Callable[[], Tensor]:
-    """What a sampler does between z_t and z_s, without a host sync; the network behind a CUDA graph on a GPU."""
+def step(setup: Setup, filters: Filters, inside: bool = False) -> Callable[[], Tensor]:
+    """What a sampler does between z_t and z_s, without a host sync; the network behind a CUDA graph on a GPU.
+
+    Random visible tokens lie outside the nucleus, which is quickly seen; `inside` judges tokens that x_θ itself drew, the
+    slowest case.
+    """
     process = SCDD(setup.vocab, Peaked(0.2))
     grid = process.levels(torch.linspace(1, 0, 129, dtype=torch.float64).to(setup.args.device))
     t, s = (Levels(*(field[i] for field in grid)) for i in (64, 65))
     plan = partial(_plan, process, s, t)
     plan = torch.compile(plan) if setup.args.device == "cuda" and not setup.args.eager else plan
 
+    judged = setup.likely(filters) if inside else setup.z_t
+
     def work() -> Tensor:
         hidden = setup.network.hidden(setup.z_t, setup.t).flatten(0, 1)
-        stats = head_stats(hidden, setup.model.head, setup.z_t.flatten(), filters, impl=setup.args.impl)
+        stats = head_stats(hidden, setup.model.head, judged.flatten(), filters, impl=setup.args.impl)
         choice = torch.rand(setup.z_t.shape, dtype=torch.float64, device=setup.z_t.device)
         u = torch.rand_like(choice)
         moves, other = plan(setup.z_t, stats.log_p_z.view_as(setup.z_t), choice, u)
@@ -108,6 +124,7 @@ def main() -> None:
         "bare forward, with the head": bare(setup, True),
         "bare forward, no head": bare(setup, False),
         f"denoising step, top-p {args.top_p:g}": step(setup, Filters(args.top_p)),
+        "the same, every visible token inside": step(setup, Filters(args.top_p), inside=True),
         "denoising step, no filter": step(setup, Filters()),
     }
     lines = [result(name, measure(work, args.device, args.repeats), tokens) for name, work in works.items()]

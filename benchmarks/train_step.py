@@ -10,14 +10,16 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.attention
 from torch.nn import functional as F
 
 from common import matmul_rate, measure, parser, report, result
-from scdd.core import Rows, Vocab
+from scdd.core import Vocab
 from scdd.core.head import padded
+from scdd.models.compiled import compile_network
 from scdd.models.dit import SIZES, DiT
 from scdd.models.ema import EMA
-from scdd.ops import elbo
+from scdd.objectives import DiffusionObjective, Part, TimeSampler
 from scdd.processes import GIDD, MDLM, SCDD, Process
 from scdd.schedules import Masked, Peaked
 from scdd.training.optim import AdamW, Optim
@@ -34,7 +36,7 @@ class Setup:
             if not parameter.detach().any():
                 torch.nn.init.normal_(parameter, std=0.02)
         if args.device == "cuda" and not args.eager:
-            self.model.compile(fullgraph=True)
+            compile_network(self.model)
         self.optim = AdamW(self.model.named_parameters(), Optim(steps=100_000, warmup=10))
         self.ema = EMA(self.model)
         shape = (args.batch, args.length)
@@ -55,26 +57,15 @@ class Setup:
 
 
 def diffusion_step(setup: Setup, process: Process, steps: int | None, impl: str) -> Callable[[], None]:
-    """The step of a diffusion objective: discrete time with `steps`, continuous without."""
-    x = setup.tokens
-    generator = torch.Generator(setup.args.device).manual_seed(0)
-
-    def rows_of(z_t: torch.Tensor, t: torch.Tensor) -> Rows:
-        rows = process.elbo_rows(x, z_t, t, None if steps is None else t - 1 / steps)
-        return rows.scaled((1 if steps is None else steps) / x.numel()).flatten(x.shape)
-
-    if setup.args.device == "cuda" and not setup.args.eager:
-        rows_of = torch.compile(rows_of)  # a hundred small float64 kernels become a few
+    """The step of a diffusion objective, as the trainer takes it: discrete time with `steps`, continuous without."""
+    compiled = setup.args.device == "cuda" and not setup.args.eager
+    objective = DiffusionObjective(process, TimeSampler(steps=steps), impl=impl, compile=compiled)
+    rows = setup.tokens.shape[0]
 
     def work() -> None:
-        u = torch.rand(x.shape[0], dtype=torch.float64, device=x.device, generator=generator)
-        t = u if steps is None else (torch.floor(u * steps) + 1) / steps
-        z_t = process.corrupt(x, t, generator)
         with setup.autocast():
-            hidden = setup.model.hidden(z_t, t)
-        rows = rows_of(z_t, t)
-        total, _ = elbo(hidden.flatten(0, 1), setup.model.head, x.flatten(), z_t.flatten(), rows, impl=impl)
-        setup.finish(total)
+            found = objective.loss(setup.model, setup.tokens, None, Part(0, setup.step, 0, rows, rows))
+        setup.finish(found.total)
 
     return work
 
@@ -113,7 +104,19 @@ def main() -> None:
     args.add_argument("--batch", type=int, default=32)
     args.add_argument("--impl", default="auto", help="of ops.elbo")
     args.add_argument("--eager", action="store_true", help="compile nothing")
+    args.add_argument(
+        "--only", default="", help="measure only the steps whose name contains this, and the plain one"
+    )
+    args.add_argument(
+        "--attention", default="", help="cudnn, flash or efficient first; default: as torch chooses"
+    )
     setup = Setup(args := args.parse_args())
+    if args.attention:
+        names = {"cudnn": "CUDNN_ATTENTION", "flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION"}
+        backend = getattr(torch.nn.attention.SDPBackend, names[args.attention])
+        torch.nn.attention.sdpa_kernel(
+            [backend, torch.nn.attention.SDPBackend.MATH], set_priority=True
+        ).__enter__()
     rate, tokens = matmul_rate(), setup.tokens.numel()
     vocab, peaked = setup.vocab, Peaked(0.2)
     works = {
@@ -123,6 +126,7 @@ def main() -> None:
         "GIDD p_u 0.2, continuous": diffusion_step(setup, GIDD(vocab, peaked), None, args.impl),
         "MDLM, T = 1000": diffusion_step(setup, MDLM(vocab, Masked()), 1000, args.impl),
     }
+    works = {name: work for name, work in works.items() if args.only in name or name.startswith("plain")}
     lines = []
     for name, work in works.items():
         lines.append(result(name, measure(work, args.device, args.repeats), tokens, flops(setup), rate))

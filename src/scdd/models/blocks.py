@@ -66,6 +66,11 @@ class Linear(nn.Linear):
         return F.linear(x, (self.weight * gate[:, None]).to(x.dtype), bias)
 
 
+def parts_of(rows: Tensor, count: int) -> tuple[Tensor, ...]:
+    """Rows [R, count·D] as `count` tensors [R, 1, D]."""
+    return rows.view(rows.shape[0], 1, count, -1).unbind(2)
+
+
 class Norm(nn.Module):
     """Layer norm with a weight and no bias, then x · (1 + scale) + shift; statistics and affine part in float32.
 
@@ -146,7 +151,7 @@ class Block(nn.Module):
         cache: LayerCache | None = None,
     ) -> Tensor:
         """x [B, L, D], c [R, C] with R = 1 or B, rotary tables [L, Dh/2] → [B, L, D]."""
-        shift1, scale1, gate1, shift2, scale2, gate2 = self.modulation.exact(c)[:, None].chunk(6, dim=-1)
+        shift1, scale1, gate1, shift2, scale2, gate2 = parts_of(self.modulation.exact(c), 6)
         mixed = self._attention(self.norm1(x, shift1, scale1), rotary, mask, cache)
         x = x + self.out.gated(mixed, gate1)
         hidden = F.gelu(self.mlp_in(self.norm2(x, shift2, scale2)), approximate="tanh")

@@ -12,7 +12,7 @@ from scdd.core.errors import UserError
 from scdd.core.head import Head
 from scdd.core.vocab import Vocab
 from scdd.models.attention import Cache, document_mask
-from scdd.models.blocks import Block, Linear, Norm, TimeEmbedding, uniform_
+from scdd.models.blocks import Block, Linear, Norm, TimeEmbedding, parts_of, uniform_
 from scdd.models.heads import LMHead, dense_logits
 from scdd.models.rotary import Rotary
 
@@ -70,7 +70,7 @@ SIZES = {
 class DiT(nn.Module):
     """x_θ(z_t, t) up to its last layer: `hidden` gives what `head` multiplies.
 
-    `hidden` is a thin eager door in front of `forward`; `model.compile(fullgraph=True)` compiles what is behind it,
+    `hidden` is a thin eager door in front of `forward`; `models.compiled.compile_network` compiles what is behind it,
     and the caller goes on using `hidden`.
     """
 
@@ -145,7 +145,7 @@ class DiT(nn.Module):
         x = F.embedding(z_t, self.embedding.weight).to(self._compute_dtype())
         for i, block in enumerate(self.blocks):
             x = block(x, c, rotary, mask, None if cache is None else cache.layers[i])
-        shift, scale = self.modulation.exact(c)[:, None].chunk(2, dim=-1)
+        shift, scale = parts_of(self.modulation.exact(c), 2)
         states: Tensor = self.norm(x, shift, scale)
         return states
 

@@ -14,17 +14,13 @@ class Graphed:
     """A `Denoiser` whose `hidden` replays a captured graph, one for each shape of z_t that turns up.
 
     Sampling calls the network hundreds of times on tensors of one shape, where launching kernels costs as much as
-    running them. What `hidden` returns is the graph's own buffer: it is overwritten by the next call.
+    running them.
     """
 
     def __init__(self, network: Denoiser, most: int = 8) -> None:
         self.network, self._most = network, most
+        self.vocab: Vocab = network.vocab
         self._graphs: dict[tuple[int, ...], tuple[torch.cuda.CUDAGraph, Tensor, Tensor, Tensor]] = {}
-
-    @property
-    def vocab(self) -> Vocab:
-        """The network's."""
-        return self.network.vocab
 
     @property
     def head(self) -> Head:
@@ -45,7 +41,7 @@ class Graphed:
         if t is not None:
             times.copy_(t.expand_as(times))
         graph.replay()
-        return states
+        return states.clone()
 
     def logits(self, z_t: Tensor, t: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
         """The network's, not replayed: dense logits are for tests and small work."""

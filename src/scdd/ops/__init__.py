@@ -4,5 +4,6 @@ from scdd.ops.elbo import elbo
 from scdd.ops.filters import NO_FILTERS, Filters
 from scdd.ops.head import HeadStats, head_stats
 from scdd.ops.redraw import Draw, redraw
+from scdd.ops.top import Top, top
 
-__all__ = ["NO_FILTERS", "Draw", "Filters", "HeadStats", "elbo", "head_stats", "redraw"]
+__all__ = ["NO_FILTERS", "Draw", "Filters", "HeadStats", "Top", "elbo", "head_stats", "redraw", "top"]

@@ -21,7 +21,8 @@ KEEP_BYTES = (
 class HeadStats(NamedTuple):
     """log_total: log of the kept tokens' weight (logsumexp without filters); log_p_z: log x_θ(z_t), −∞ if cut.
 
-    At masked positions x_θ(m) = 0, so log_p_z is −∞, and log_total is not computed (NaN) by the fast paths.
+    At masked positions x_θ(m) = 0, so log_p_z is −∞; the fast paths then do not compute log_total (NaN there, and
+    perhaps where z_t is cut).
     """
 
     log_total: Tensor  # [N]

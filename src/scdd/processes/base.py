@@ -54,12 +54,15 @@ class Process(ABC):
 
     def corrupt(self, x: Tensor, t: Time, generator: Randomness = None) -> Tensor:
         """A draw of z_t given x by `eq:marginal`, from two numbers a position and nothing V-wide."""
-        at = self._aligned(t, x)
         u = uniforms(x.shape, generator, x.device)
+        return self.corrupt_by(x, t, u, integers(self.vocab.K, x.shape, generator, x.device))
+
+    def corrupt_by(self, x: Tensor, t: Time, u: Tensor, ordinal: Tensor) -> Tensor:
+        """`corrupt` with its numbers handed in: u in [0, 1) says what happens, `ordinal` in [0, K) which noise it is."""
+        at = self._aligned(t, x)
         masked = u < at.one_minus_gamma
         noised = u < at.one_minus_gamma + at.gamma * at.one_minus_rho
-        noise = self.vocab.token(integers(self.vocab.K, x.shape, generator, x.device))
-        return torch.where(masked, self.vocab.mask_id, torch.where(noised, noise, x))
+        return torch.where(masked, self.vocab.mask_id, torch.where(noised, self.vocab.token(ordinal), x))
 
     def prior(
         self, shape: tuple[int, ...], generator: Randomness = None, device: torch.device | str | None = None

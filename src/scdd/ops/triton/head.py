@@ -165,6 +165,43 @@ def weight_from(
 
 
 @triton.jit
+def nucleus(
+    base, z, input_bias, best, scale, top_p, total2, least, top,
+    COLUMNS: tl.constexpr, KEY_BITS: tl.constexpr, HAS_INPUT_BIAS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """(A score just below the crossing token's, weight of the nucleus); `top` is a score known to lie inside.
+
+    Tokens of probability below (1 − top_p)/K weigh less than 1 − top_p together: the crossing lies above them.
+    """
+    low, high = key_of((total2 + least) / scale, KEY_BITS) - 1, key_of(top, KEY_BITS)
+    budget = top_p * tl.exp2(total2 - best * scale)
+    unknown = best * 0.0 - 1.0
+    cut, kept = search(base, z, input_bias, best, scale, budget, low, high, unknown, False, COLUMNS, KEY_BITS, HAS_INPUT_BIAS, BLOCK)  # fmt: skip
+    threshold = score_of(cut - 1, KEY_BITS)
+    if kept < 0.0:  # the search never moved its lower end
+        kept, _ = weight_from(
+            base, z, input_bias, best, scale, above_(threshold), COLUMNS, HAS_INPUT_BIAS, BLOCK
+        )
+    return threshold, kept
+
+
+@triton.jit
+def weights_around(
+    base, z, input_bias, best, scale, here,
+    COLUMNS: tl.constexpr, HAS_INPUT_BIAS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """(Weight strictly above the score `here`, weight at or above it)."""
+    above = tl.zeros((BLOCK,), tl.float32)
+    from_here = tl.zeros((BLOCK,), tl.float32)
+    for offset in tl.range(0, COLUMNS, BLOCK, num_stages=STAGES):
+        score = load_scores(base, offset, z, input_bias, COLUMNS, HAS_INPUT_BIAS, BLOCK)
+        weight = tl.exp2((score - best) * scale)
+        above += tl.where(score > here, weight, 0.0)
+        from_here += tl.where(score >= here, weight, 0.0)
+    return tl.sum(above, 0), tl.sum(from_here, 0)
+
+
+@triton.jit
 def threshold_and_total(
     base, z, input_bias, top_p, top_k, least, scale,
     COLUMNS: tl.constexpr, KEY_BITS: tl.constexpr, HAS_INPUT_BIAS: tl.constexpr, TOP_P: tl.constexpr,
@@ -184,14 +221,9 @@ def threshold_and_total(
         )
         total2 = best * scale + tl.log2(kept)
     if TOP_P:
-        # tokens of probability below (1 − top_p)/K weigh less than 1 − top_p together: the crossing lies above them
-        low, high = key_of((total2 + least) / scale, KEY_BITS) - 1, key_of(best, KEY_BITS)
-        budget = top_p * tl.exp2(total2 - best * scale)
-        cut, kept = search(base, z, input_bias, best, scale, budget, low, high, unknown, False, COLUMNS, KEY_BITS, HAS_INPUT_BIAS, BLOCK)  # fmt: skip
-        threshold = tl.maximum(threshold, score_of(cut - 1, KEY_BITS))
+        cut, kept = nucleus(base, z, input_bias, best, scale, top_p, total2, least, best, COLUMNS, KEY_BITS, HAS_INPUT_BIAS, BLOCK)  # fmt: skip
+        threshold = tl.maximum(threshold, cut)
         if TOP_K:  # the search knew nothing of the cut by count
-            kept = unknown
-        if kept < 0.0:  # or its lower end never moved
             kept, _ = weight_from(
                 base, z, input_bias, best, scale, above_(threshold), COLUMNS, HAS_INPUT_BIAS, BLOCK
             )
@@ -224,22 +256,35 @@ def _row_stats(
         input_bias = 0.0
         if HAS_INPUT_BIAS:
             input_bias = tl.load(input_bias_).to(tl.float32)
-        _, threshold, total2 = threshold_and_total(
-            base,
-            z,
-            input_bias,
-            top_p,
-            top_k,
-            least,
-            scale,
-            COLUMNS,
-            KEY_BITS,
-            HAS_INPUT_BIAS,
-            TOP_P,
-            TOP_K,
-            BLOCK,
-        )
         here = tl.load(base + z).to(tl.float32) + input_bias
-        tl.store(log_total + row, total2 * LN2)
+        if TOP_P and not TOP_K:
+            # most tokens need no search: a wrong one is cut by the weight above it, a sure one is the crossing itself
+            best, total2 = log_sum_exp2(base, z, input_bias, scale, COLUMNS, HAS_INPUT_BIAS, BLOCK)
+            above, kept = weights_around(
+                base, z, input_bias, best, scale, here, COLUMNS, HAS_INPUT_BIAS, BLOCK
+            )
+            budget = top_p * tl.exp2(total2 - best * scale)
+            inside = above < budget
+            if inside & (kept < budget):
+                _, kept = nucleus(base, z, input_bias, best, scale, top_p, total2, least, here, COLUMNS, KEY_BITS, HAS_INPUT_BIAS, BLOCK)  # fmt: skip
+            total2 = best * scale + tl.log2(kept)
+        else:
+            _, threshold, total2 = threshold_and_total(
+                base,
+                z,
+                input_bias,
+                top_p,
+                top_k,
+                least,
+                scale,
+                COLUMNS,
+                KEY_BITS,
+                HAS_INPUT_BIAS,
+                TOP_P,
+                TOP_K,
+                BLOCK,
+            )
+            inside = here >= threshold
         log_p = (here * scale - total2) * LN2
-        tl.store(log_p_z + row, tl.where(here >= threshold, log_p, -float("inf")))
+        tl.store(log_total + row, tl.where(inside, total2 * LN2, float("nan")))
+        tl.store(log_p_z + row, tl.where(inside, log_p, -float("inf")))
