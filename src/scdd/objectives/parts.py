@@ -1,0 +1,45 @@
+"""Which rows of which global batch: all that the randomness of a training step depends on."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import torch
+
+from scdd.core.rng import Keyed
+
+
+def stream(seed: int, name: str) -> int:
+    """The seed of one named use of a run's randomness: uses never share numbers."""
+    return int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest(), "little")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows first … first + count − 1 of the `total` rows of global batch `step`.
+
+    Every number drawn for a row is a function of (seed, step, row), so neither ranks nor micro-batches nor a resumed
+    run change what is drawn.
+    """
+
+    seed: int
+    step: int
+    first: int
+    count: int
+    total: int
+
+    def keyed(self, use: str, device: torch.device | str) -> Keyed:
+        """A stream of numbers for each row."""
+        rows = torch.arange(self.count, device=device) + (self.step * self.total + self.first)
+        return Keyed(stream(self.seed, use), rows, device)
+
+    def shared(self, use: str, device: torch.device | str) -> Keyed:
+        """A stream of numbers that all rows of the global batch share."""
+        return Keyed(
+            stream(self.seed, use), torch.full((1,), self.step, dtype=torch.int64, device=device), device
+        )
+
+    def cut(self, first: int, count: int) -> Part:
+        """Rows first … of this part, as a part of the same global batch."""
+        return Part(self.seed, self.step, self.first + first, count, self.total)

@@ -1,0 +1,81 @@
+"""PRISM: a head on the hidden states that learns which tokens are right (paper, appendix on related work)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from scdd.core.rng import uniforms
+from scdd.objectives.base import Loss, Objective, counted
+from scdd.objectives.parts import Part
+from scdd.objectives.times import TimeSampler
+from scdd.ops import elbo, redraw
+from scdd.processes import Process
+
+if TYPE_CHECKING:
+    from scdd.models.denoiser import Denoiser
+
+
+class PrismObjective(Objective):
+    """BCE of g_φ against 1[x_i = y_i] at freshly unmasked tokens y_i ~ x_θ(· | z_t), alone or beside the MDLM loss.
+
+    A reverse step from t to a random s < t decides which masks are filled, so g_φ sees what a sampler shows it. Each
+    row counts its judged tokens' mean, so the normalisation needs no word between ranks.
+    """
+
+    def __init__(self, process: Process, quality: nn.Module, freeze: bool = True, share: float = 1.0) -> None:
+        """`share` is the weight λ of the BCE beside the MDLM loss when the denoiser is trained too (freeze false)."""
+        self.process, self.quality, self.freeze, self.share = process, quality, freeze, share
+        self.times = TimeSampler()
+
+    def loss(self, network: Denoiser, tokens: Tensor, documents: Tensor | None, part: Part) -> Loss:
+        """λ·BCE, plus the continuous-time ELBO of the denoiser unless it is frozen."""
+        times = self.times.draw(part, tokens.device)
+        z_t = self.process.corrupt(tokens, times.t, part.keyed("corrupt", tokens.device))
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.freeze):
+            hidden = network.hidden(z_t, times.t, documents)
+        judged = self._judged(network, hidden.detach(), z_t, tokens, documents, times.t, part)
+        if self.freeze:
+            return judged
+        real = counted(tokens, documents) * times.weight[:, None] / (part.total * tokens.shape[1])
+        rows = self.process.elbo_rows(tokens, z_t, times.t).scaled(real).flatten(tokens.shape)
+        bound, _ = elbo(hidden.flatten(0, 1), network.head, tokens.flatten(), z_t.flatten(), rows)
+        return judged._replace(total=bound + self.share * judged.total)
+
+    def evaluate(self, network: Denoiser, tokens: Tensor, documents: Tensor | None, part: Part) -> Loss:
+        """The BCE alone, in nats per judged token."""
+        return self.loss(network, tokens, documents, part)
+
+    def modules(self) -> dict[str, nn.Module]:
+        """The quality head."""
+        return {"quality": self.quality}
+
+    def _judged(
+        self,
+        network: Denoiser,
+        hidden: Tensor,
+        z_t: Tensor,
+        x: Tensor,
+        documents: Tensor | None,
+        t: Tensor,
+        part: Part,
+    ) -> Loss:
+        source = part.keyed("prism", x.device)
+        s = t * uniforms((part.count,), source)
+        move = self.process.transition(z_t, torch.zeros_like(z_t, dtype=torch.float64), s, t)
+        filled = (uniforms(z_t.shape, source) < move.model) & (z_t == self.process.vocab.mask_id)
+        filled = filled & (counted(x, documents) > 0)
+        with torch.no_grad():
+            u = uniforms(z_t.shape, source).flatten()
+            drawn = redraw(hidden.flatten(0, 1), network.head, filled.flatten(), u, z_t=z_t.flatten()).tokens
+            y = torch.where(filled, drawn.view_as(z_t), z_t)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.freeze):
+            states = network.hidden(y, s, documents)
+        right = (y == x).to(torch.float32)
+        bce = binary_cross_entropy_with_logits(self.quality(states).float(), right, reduction="none") * filled
+        count = filled.sum(1)
+        total = (bce.sum(1) / count.clamp(min=1)).sum() / part.total
+        return Loss(total, bce.detach().double().sum(1), count)

@@ -1,0 +1,236 @@
+"""When to look: times drawn so that E[weight · loss(t)] is the ELBO, exactly, whatever their density.
+
+The ELBO is a sum over i = 1 … T of the loss between s = (i − 1)/T and t = i/T, or in continuous time the integral of
+its rate. A `Density` says how likely times are, a `TimeSampler` draws them and pays for each with 1/probability. What
+the density may change is the variance, and with it how fast a model learns. The least variance is reached by
+p(t) ∝ √E[loss(t)²] (Cauchy–Schwarz), for the loss of whatever unit is drawn independently: a sequence.
+
+**Why t = u² is close to that for SCDD.** As t → 0 with c_t ∝ t^a (a = exponent·t_peak of `eq:noise-gidd-ours`, the
+paper's ½), a token is noised with probability ∝ t^a and its term then has weight −ρ′/(1 − ρ) ≈ a/t. One token's loss
+has mean ∝ t^{a−1} and second moment ∝ t^{a−2}; with t uniform the variance ∫ t^{a−2} dt is infinite. The mean over L
+tokens has second moment ∝ t^{2a−2} + t^{a−2}/L, and the first term rules as long as t^a > 1/L, that is wherever
+a sequence is likely to hold a noised token at all. So p(t) ∝ t^{a−1}, which is t = u^{1/a}: u² for the paper's
+schedule. The masked tokens' term (probability ∝ t, weight ∝ 1/t) has bounded moments and asks for no more.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from scdd.core import UserError
+from scdd.core.rng import uniforms
+from scdd.objectives.parts import Part
+
+Reduce = Callable[[Tensor], None]
+"""Sums a tensor over all ranks, in place."""
+
+
+class Times(NamedTuple):
+    """Times of B rows, float64 [B]: loss between s and t, or its rate at t where s is None, counts `weight` times."""
+
+    t: Tensor
+    s: Tensor | None
+    weight: Tensor
+
+
+class Density(ABC):
+    """A law of t on [0, 1]. A fixed one says the three functions; `Adaptive` also learns."""
+
+    @abstractmethod
+    def quantile(self, u: Tensor) -> Tensor:
+        """The t below which a share u of the draws lies."""
+
+    @abstractmethod
+    def cumulative(self, t: Tensor) -> Tensor:
+        """The share of the draws below t."""
+
+    @abstractmethod
+    def inverse(self, t: Tensor) -> Tensor:
+        """1/p(t), the exact weight of a draw at t."""
+
+    def observe(self, times: Times, losses: Tensor) -> None:  # noqa: B027 (fixed densities learn nothing)
+        """Take note of the unweighted loss [B] at each time."""
+
+    def update(self, reduce: Reduce) -> None:  # noqa: B027
+        """End of an optimiser step: fold in what all ranks have observed."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What a resumed run needs to know."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:  # noqa: B027
+        """Take over what `state_dict` gave."""
+
+
+@final
+class Power(Density):
+    """t = u^power: p(t) = t^{1/power − 1}/power. Power 1 is uniform, above 1 it crowds towards t = 0."""
+
+    def __init__(self, power: float = 1.0) -> None:
+        if not power > 0:
+            raise UserError(
+                f"objective.times.power is {power}: choose a positive number (2 for the paper's schedule)."
+            )
+        self.power = power
+
+    def quantile(self, u: Tensor) -> Tensor:
+        """u^power."""
+        return u**self.power
+
+    def cumulative(self, t: Tensor) -> Tensor:
+        """t^{1/power}."""
+        return t ** (1 / self.power)
+
+    def inverse(self, t: Tensor) -> Tensor:
+        """power·t^{1 − 1/power}."""
+        return self.power * t ** (1 - 1 / self.power)
+
+
+@final
+class Adaptive(Density):
+    """p(t) ∝ √E[loss(t)²], learnt while training.
+
+    Piecewise constant in v = t^{1/power}, in which the loss is tame, over `bins` equal cells. A cell's probability is
+    proportional to the root of the mean square of loss·dt/dv seen in it, a mean that forgets with `decay` a step and
+    leans on the mean over all cells until the cell has draws of its own. A share `floor` is spread evenly, so that no
+    weight exceeds that of t = u^power by more than 1/floor, whatever has been seen. Until something has been, it is t = u^power.
+    """
+
+    def __init__(self, power: float = 2.0, bins: int = 64, decay: float = 0.99, floor: float = 0.1) -> None:
+        self._base = Power(power)
+        self.bins, self.decay, self.floor = bins, decay, floor
+        self._seen = torch.zeros(
+            2, bins, dtype=torch.float64
+        )  # sum of squares and number of draws, both fading
+        self._fresh = torch.zeros(2, bins, dtype=torch.float64)  # this step's, this rank's
+
+    def quantile(self, u: Tensor) -> Tensor:
+        """Through the cell in which u falls."""
+        shares, below = self._shares(u.device)
+        cell = (torch.searchsorted(below, u, right=True) - 1).clamp(0, self.bins - 1)
+        inside = ((u - below[cell]) / shares[cell]).clamp(0, 1)
+        return self._base.quantile((cell + inside) / self.bins)
+
+    def cumulative(self, t: Tensor) -> Tensor:
+        """The cells below, and the part of its own cell."""
+        shares, below = self._shares(t.device)
+        cell, inside = self._cell(t)
+        return below[cell] + shares[cell] * inside
+
+    def inverse(self, t: Tensor) -> Tensor:
+        """dt/dv over the density of v."""
+        shares, _ = self._shares(t.device)
+        return self._base.inverse(t) / (shares[self._cell(t)[0]] * self.bins)
+
+    def observe(self, times: Times, losses: Tensor) -> None:
+        """Squares of loss·dt/dv, by cell; as a product with an indicator, whose order of summation is fixed."""
+        shares, _ = self._shares(losses.device)
+        cell, _ = self._cell(times.t if times.s is None else (times.t + times.s) / 2)
+        values = (losses.to(torch.float64) * times.weight * shares[cell] * self.bins).square()
+        here = (cell[:, None] == torch.arange(self.bins, device=cell.device)).to(torch.float64)
+        self._fresh += torch.stack(((values[:, None] * here).sum(0), here.sum(0)))
+
+    def update(self, reduce: Reduce) -> None:
+        """Old squares fade, new ones come in, the same on every rank."""
+        reduce(self._fresh)
+        self._seen = self.decay * self._seen + self._fresh
+        self._fresh = torch.zeros_like(self._fresh)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Taken between optimiser steps, when nothing is fresh."""
+        return {"seen": self._seen}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """The cells must be the same."""
+        if state["seen"].shape != self._seen.shape:
+            raise UserError(
+                "the adaptive times to resume from have other cells: resume with the same recipe."
+            )
+        self._seen = state["seen"].to(self._seen.device, torch.float64).clone()
+
+    def _shares(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Probabilities of the cells [bins], and their running sum from 0 [bins + 1]."""
+        if self._seen.device != device:
+            self._seen, self._fresh = self._seen.to(device), self._fresh.to(device)
+        squares, draws = self._seen
+        overall = squares.sum() / draws.sum().clamp(min=1e-300)
+        roots = ((squares + overall) / (draws + 1)).sqrt()
+        whole = roots.sum()
+        even = torch.full_like(roots, 1 / self.bins)
+        # An infinite loss must not spoil the density for good: the run is about to be stopped for it.
+        learnt = torch.where((whole > 0) & torch.isfinite(whole), roots / whole, even)
+        shares = (1 - self.floor) * learnt + self.floor * even
+        return shares, torch.cat((shares.new_zeros(1), shares.cumsum(0)))
+
+    def _cell(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        """(which cell t lies in, how far into it)."""
+        place = self._base.cumulative(t) * self.bins
+        cell = place.floor().clamp(0, self.bins - 1)
+        return cell.to(torch.int64), place - cell
+
+
+@final
+class TimeSampler:
+    """Draws times from a density, on a grid of T steps or anywhere, independent or spread evenly.
+
+    On the grid step i is drawn with P(i) = F(i/T) − F((i − 1)/T), over all i = 1 … T, and weighs 1/P(i): T for the
+    paper's uniform grid. Spread evenly (low discrepancy): one random offset shifts total equal strata of the global
+    batch, mapped through the density's quantiles. Each draw alone has the same law as an independent one.
+    """
+
+    def __init__(
+        self, density: Density | None = None, steps: int | None = None, stratified: bool = True
+    ) -> None:
+        if steps is not None and steps < 1:
+            raise UserError(
+                f"objective.steps is {steps}: give at least one step, or null for continuous time."
+            )
+        self.density, self.steps, self.stratified = density or Power(), steps, stratified
+
+    def draw(self, part: Part, device: torch.device | str = "cpu") -> Times:
+        """Times of this part's rows."""
+        u = (
+            self._strata(part, device)
+            if self.stratified
+            else uniforms((part.count,), part.keyed("times", device))
+        )
+        return self.at(u)
+
+    def at(self, u: Tensor) -> Times:
+        """The times at shares u of the density, uniform in [0, 1) if the expectation is to be the ELBO."""
+        t = self.density.quantile(u)
+        if self.steps is None:
+            return Times(t, None, self.density.inverse(t))
+        before = (t * self.steps).floor().clamp(0, self.steps - 1)
+        s, t = before / self.steps, (before + 1) / self.steps
+        return Times(t, s, 1 / (self.density.cumulative(t) - self.density.cumulative(s)))
+
+    def _strata(self, part: Part, device: torch.device | str) -> Tensor:
+        """Row j takes stratum j·stride mod total, all turned by one random angle: any run of rows, a micro-batch or
+        a rank's, is spread evenly, and each row alone sees every time alike (rows of a validation text never change).
+        """
+        offset = uniforms((1,), part.shared("times", device))
+        row = torch.arange(part.first, part.first + part.count, device=device)
+        return (((row * _stride(part.total)) % part.total).double() / part.total + offset) % 1.0
+
+    def observe(self, times: Times, losses: Tensor) -> None:
+        """See `Density.observe`."""
+        self.density.observe(times, losses)
+
+    def update(self, reduce: Reduce) -> None:
+        """See `Density.update`."""
+        self.density.update(reduce)
+
+
+def _stride(total: int) -> int:
+    """About total/φ and coprime to it, so that j·stride mod total visits every stratum once."""
+    stride = max(1, round(total * 0.6180339887498949))
+    while math.gcd(stride, total) != 1:
+        stride += 1
+    return stride

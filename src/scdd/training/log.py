@@ -1,0 +1,216 @@
+"""Where a run's numbers go: metrics.jsonl always, the terminal, TensorBoard, Weights & Biases. Only rank 0 has sinks."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from scdd.core import UserError
+
+METRICS = "metrics.jsonl"
+Values = Mapping[str, float]
+
+
+class Sink(ABC):
+    """Takes numbers, and texts (samples, notices)."""
+
+    @abstractmethod
+    def numbers(self, step: int, values: Values) -> None:
+        """What was measured at `step`."""
+
+    @abstractmethod
+    def text(self, step: int, name: str, text: str) -> None:
+        """A text of the run."""
+
+    def close(self) -> None:  # noqa: B027
+        """Flush and let go."""
+
+
+class Log:
+    """Passes everything on to its sinks."""
+
+    def __init__(self, *sinks: Sink) -> None:
+        self.sinks = sinks
+
+    def numbers(self, step: int, values: Values) -> None:
+        """What was measured at `step`."""
+        for sink in self.sinks:
+            sink.numbers(step, values)
+
+    def text(self, step: int, name: str, text: str) -> None:
+        """A text of the run: a sample, or a notice."""
+        for sink in self.sinks:
+            sink.text(step, name, text)
+
+    def close(self) -> None:
+        """Close every sink."""
+        for sink in self.sinks:
+            sink.close()
+
+
+class Lines(Sink):
+    """metrics.jsonl: one JSON object a line. Resuming drops the lines that the resumed run will write again."""
+
+    def __init__(self, run: Path, step: int = 0) -> None:
+        path = run / METRICS
+        kept = [line for line in _lines(path) if _step(line) <= step]
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+        os.replace(temporary, path)
+        self._file = path.open("a", encoding="utf-8")
+
+    def numbers(self, step: int, values: Values) -> None:
+        """Flushed at once: a killed run keeps what it measured."""
+        self._file.write(json.dumps({"step": step, **values}) + "\n")
+        self._file.flush()
+
+    def text(self, step: int, name: str, text: str) -> None:
+        """Samples are kept beside the numbers; notices are for people."""
+        if name != "notice":
+            self._file.write(json.dumps({"step": step, name: text}, ensure_ascii=False) + "\n")
+            self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+
+
+def _step(line: str) -> float:
+    """The step of a line; infinite for one that a kill cut short."""
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf
+
+
+class Terminal(Sink):
+    """A live bar where there is a terminal, plain lines elsewhere."""
+
+    def __init__(self, steps: int, step: int = 0, live: bool | None = None) -> None:
+        from rich.console import Console
+
+        self._console = Console(highlight=False, soft_wrap=True)
+        self._steps = steps
+        self._bar = _bar(self._console) if (self._console.is_terminal if live is None else live) else None
+        if self._bar is not None:
+            self._task = self._bar.add_task("training", total=steps, completed=step, note="")
+            self._bar.start()
+        self._valid = ""
+
+    def numbers(self, step: int, values: Values) -> None:
+        """One line, or the bar's note."""
+        note = describe(values)
+        if "valid_nelbo" in values:
+            self._valid = note
+            self._console.print(f"step {step:>{len(str(self._steps))}}  {note}")
+        elif self._bar is not None:
+            self._bar.update(self._task, completed=step, note=note)
+        else:
+            self._console.print(f"step {step:>{len(str(self._steps))}}/{self._steps}  {note}")
+
+    def text(self, step: int, name: str, text: str) -> None:
+        """Printed above the bar."""
+        self._console.print(text if name == "notice" else f"step {step}  {name}: {text}", markup=False)
+
+    def close(self) -> None:
+        """Leave the bar where it is."""
+        if self._bar is not None:
+            self._bar.stop()
+
+
+def _bar(console: Any) -> Any:
+    from rich.progress import BarColumn, Progress, TextColumn
+    from rich.table import Column
+
+    count = TextColumn("{task.completed}/{task.total}", table_column=Column(no_wrap=True, min_width=13))
+    note = TextColumn("{task.fields[note]}", table_column=Column(no_wrap=True, overflow="ellipsis"))
+    return Progress(count, BarColumn(bar_width=10), note, console=console, refresh_per_second=4)
+
+
+def describe(values: Values) -> str:
+    """Numbers as people read them."""
+    parts = []
+    if "valid_nelbo" in values:
+        parts.append(f"valid {values['valid_nelbo']:.4f} ± {values['valid_error']:.4f}")
+        parts.append(f"PPL {values['valid_ppl']:.2f} ± {values['valid_ppl_error']:.2f}")
+    if "loss" in values:
+        parts.append(f"loss {values['loss']:.4f} ± {values['error']:.4f}")
+    if "learning_rate" in values:
+        parts.append(f"lr {values['learning_rate']:.2e}")
+    if "tokens_per_second" in values:
+        parts.append(f"{values['tokens_per_second'] / 1e3:,.1f} k tokens/s")
+    if "eta" in values:
+        parts.append(f"ETA {_clock(values['eta'])}")
+    if "memory" in values:
+        parts.append(f"{values['memory'] / 2**30:.1f} GiB")
+    return "  ".join(parts)
+
+
+def _clock(seconds: float) -> str:
+    if not math.isfinite(seconds):
+        return "?"
+    hours, rest = divmod(round(seconds), 3600)
+    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}"
+
+
+class TensorBoard(Sink):
+    """Event files in RUN/tensorboard; a resumed run hides what it will write again."""
+
+    def __init__(self, run: Path, step: int = 0) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer: Any = SummaryWriter(str(run / "tensorboard"), purge_step=step + 1)
+
+    def numbers(self, step: int, values: Values) -> None:
+        """One curve a number."""
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def text(self, step: int, name: str, text: str) -> None:
+        """Samples only."""
+        if name != "notice":
+            self._writer.add_text(name, text, step)
+
+    def close(self) -> None:
+        """Flush."""
+        self._writer.close()
+
+
+class Wandb(Sink):
+    """Weights & Biases, when a recipe names a project; the run's id is kept in the folder and resumed."""
+
+    def __init__(self, run: Path, project: str, name: str, recipe: Mapping[str, Any]) -> None:
+        try:
+            import wandb
+        except ModuleNotFoundError as error:
+            raise UserError(
+                "training.wandb needs wandb: pip install 'scdd[wandb]', or set it to null."
+            ) from error
+        file = run / "wandb.id"
+        known = file.read_text().strip() if file.exists() else wandb.util.generate_id()
+        file.write_text(known)
+        self._run: Any = wandb.init(
+            project=project, name=name, id=known, resume="allow", dir=str(run), config=dict(recipe)
+        )
+
+    def numbers(self, step: int, values: Values) -> None:
+        """One row."""
+        self._run.log(dict(values), step=step)
+
+    def text(self, step: int, name: str, text: str) -> None:
+        """Samples only."""
+        if name != "notice":
+            self._run.log({name: text}, step=step)
+
+    def close(self) -> None:
+        """Finish the run."""
+        self._run.finish()

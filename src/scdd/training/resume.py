@@ -1,0 +1,190 @@
+"""Checkpoints to go on from: a bundle anyone can load, and beside it in `resume/` what only training needs.
+
+    RUN/recipe.yaml, tokenizer.json, metrics.jsonl, …
+    RUN/checkpoints/step-00005000/{recipe.yaml, meta.json, model.safetensors, tokenizer.json}
+                                 /resume/{facts.json, *.safetensors}
+
+Written under another name, synced, renamed last, so a run killed at any moment finds its last complete checkpoint.
+Tensors are safetensors, the rest is JSON: nothing is ever unpickled. Sharded tensors are written by
+torch.distributed.checkpoint through its safetensors storage, each rank its own part, and read on any number of ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from scdd import bundle
+from scdd.core import UserError, Vocab
+from scdd.training.parallel import World
+
+FOLDER, RESUME, FACTS, STATE = "checkpoints", "resume", "facts.json", "state.safetensors"
+_NAME = re.compile(r"step-(\d+)")
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What every checkpoint of a run says of itself; `recipe` and `tokenizer` are the files' texts."""
+
+    recipe: str
+    tokenizer: str | None
+    vocab: Vocab
+    network: dict[str, Any] | None = None
+
+
+class Checkpoints:
+    """The checkpoints of one run folder."""
+
+    def __init__(self, run: Path, identity: Identity, world: World, keep: int = 2) -> None:
+        self.folder, self.identity, self.world, self.keep = run / FOLDER, identity, world, keep
+
+    def latest(self) -> Path | None:
+        """The newest complete checkpoint."""
+        found = self._all()
+        return found[-1] if found else None
+
+    def clean(self) -> None:
+        """Remove what an interrupted write left behind."""
+        for left in self.folder.glob(".step-*.writing") if self.world.leads else ():
+            shutil.rmtree(left, ignore_errors=True)
+
+    def require_room(self, size: int) -> None:
+        """Refuse to go on without disk for one more checkpoint of `size` bytes."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(self.folder).free
+        if free < 1.05 * size + (1 << 20):
+            raise UserError(
+                f"{self.folder} has {free / 2**30:.2f} GiB free and a checkpoint takes {size / 2**30:.2f} GiB: "
+                "make room, lower training.keep_last, or choose another --out."
+            )
+
+    def save(
+        self,
+        step: int,
+        weights: Mapping[str, Tensor],
+        tensors: Mapping[str, Tensor],
+        facts: Mapping[str, Any],
+    ) -> Path:
+        """Write the checkpoint of `step` with all ranks and drop the oldest beyond `keep`.
+
+        `weights` are the whole (gathered) ones to publish; `tensors` may be sharded.
+        """
+        target = self.folder / f"step-{step:08d}"
+        if self.world.leads:
+            self.require_room(size_of(weights) + size_of(tensors))
+            bundle.write(
+                target,
+                recipe=self.identity.recipe,
+                weights=weights,
+                vocab=self.identity.vocab,
+                tokenizer=self.identity.tokenizer,
+                step=step,
+                tokens=int(facts.get("tokens", 0)),
+                network=self.identity.network,
+                more=lambda temporary: self._write(self.world.tell(str(temporary / RESUME)), tensors, facts),
+            )
+            for old in self._all()[: -self.keep]:
+                shutil.rmtree(old, ignore_errors=True)
+        else:
+            self._write(self.world.tell(""), tensors, facts)
+        self.world.wait()
+        return target
+
+    def load(self, checkpoint: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Fill `tensors` in place, sharded or not, whatever the ranks that wrote them; returns the facts."""
+        self._check_vocabulary(checkpoint)
+        folder = checkpoint / RESUME
+        try:
+            facts: dict[str, Any] = json.loads((folder / FACTS).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"{folder / FACTS} is damaged ({error}): delete {checkpoint} to use the one before."
+            ) from error
+        flat = _flat(tensors)
+        try:
+            if _sharded(tensors) or not (folder / STATE).is_file():
+                _read_shards(folder, flat, alone=self.world.size == 1)
+            else:
+                _read_plain(folder / STATE, flat)
+        except (OSError, KeyError, SafetensorError) as error:
+            raise UserError(
+                f"{folder} is damaged ({error}): delete {checkpoint} to use the one before."
+            ) from error
+        return facts
+
+    def _check_vocabulary(self, checkpoint: Path) -> None:
+        """A checkpoint of other tokens is refused before its tensors are looked at."""
+        meta = json.loads((checkpoint / "meta.json").read_text(encoding="utf-8"))
+        if meta["vocab"]["hash"] != bundle.vocabulary_hash(self.identity.vocab, self.identity.tokenizer):
+            raise UserError(
+                f"{checkpoint} was trained with another vocabulary ({meta['vocab']['size']} ids, here "
+                f"{self.identity.vocab.size}): use its tokenizer and data, or another --out."
+            )
+
+    def _all(self) -> list[Path]:
+        """Complete checkpoints, oldest first."""
+        return sorted(path for path in self.folder.glob("step-*") if _NAME.fullmatch(path.name))
+
+    def _write(self, place: str, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        """`resume/`, every rank its share."""
+        folder = Path(place)
+        if self.world.leads:
+            folder.mkdir()
+            (folder / FACTS).write_text(json.dumps(dict(facts), indent=1) + "\n", encoding="utf-8")
+        if _sharded(tensors):
+            self.world.wait()
+            _write_shards(folder, _flat(tensors))
+        elif self.world.leads:
+            save_file(
+                {name: t.detach().cpu().contiguous() for name, t in _flat(tensors).items()}, folder / STATE
+            )
+
+
+def size_of(tensors: Mapping[str, Tensor]) -> int:
+    """Bytes of the whole tensors, shards of other ranks included."""
+    return sum(t.numel() * t.element_size() for t in tensors.values())
+
+
+def _sharded(tensors: Mapping[str, Tensor]) -> bool:
+    return any(hasattr(t, "full_tensor") for t in tensors.values())
+
+
+def _flat(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Single numbers as vectors of one, on the same memory: shards are described by offsets, which need an axis."""
+    return {name: t.detach().view(1) if t.dim() == 0 else t.detach() for name, t in tensors.items()}
+
+
+def _write_shards(folder: Path, tensors: dict[str, Tensor]) -> None:
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    save(tensors, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
+
+
+def _read_shards(folder: Path, tensors: dict[str, Tensor], alone: bool) -> None:
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=alone)
+
+
+def _read_plain(file: Path, tensors: dict[str, Tensor]) -> None:
+    with safe_open(str(file), framework="pt") as stored, torch.no_grad():
+        for name, tensor in tensors.items():
+            value = stored.get_tensor(name)
+            if value.shape != tensor.shape:
+                raise UserError(
+                    f"{file}: {name} has shape {tuple(value.shape)}, the network {tuple(tensor.shape)}: "
+                    "resume with the recipe of the run."
+                )
+            tensor.copy_(value)

@@ -1,0 +1,54 @@
+"""Asking a run to end: signals, and a budget of seconds."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from types import FrameType
+from typing import Any
+
+CAUGHT = (signal.SIGTERM, signal.SIGINT)
+
+
+class Signals:
+    """SIGTERM and SIGINT end the run after the current step, with a checkpoint; a second one ends it at once."""
+
+    def __init__(self) -> None:
+        self.received: signal.Signals | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Signals:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._receive) for number in CAUGHT}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _receive(self, number: int, _: FrameType | None) -> None:
+        if self.received is not None:
+            raise KeyboardInterrupt
+        self.received = signal.Signals(number)
+
+
+class Clock:
+    """Seconds spent training: it stands still while validating and saving, and goes on where a resumed run left off."""
+
+    def __init__(self, spent: float = 0.0) -> None:
+        self.spent = spent
+        self._since: float | None = None
+
+    def start(self) -> None:
+        """Run from now on."""
+        self._since = time.perf_counter()
+
+    def stop(self) -> None:
+        """Stand still."""
+        self.spent, self._since = self.seconds, None
+
+    @property
+    def seconds(self) -> float:
+        """So far."""
+        return self.spent + (time.perf_counter() - self._since if self._since is not None else 0.0)

@@ -1,0 +1,156 @@
+"""Every shipped recipe builds, on the meta device, into what the paper says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from scdd import build
+from scdd.core import UserError, Vocab
+from scdd.objectives import ArObjective, DiffusionObjective, Part, Power, PrismObjective
+from scdd.processes import GIDD, MDLM, SCDD
+from scdd.recipe import Recipe, from_dict, load, shipped
+
+GPT2 = Vocab(size=50_258, mask_id=50_257)
+SYSTEMS = ("scdd-0.1", "scdd-0.2", "gidd+-0.1", "gidd+-0.2", "mdlm", "ar")
+TABLE = {"wikitext103": (512, 100_000, 128), "lm1b": (128, 500_000, 512), "owt": (512, 1_000_000, 256)}
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_every_shipped_recipe_builds_on_the_meta_device(name: str) -> None:
+    spec = load(name)
+    with torch.device("meta"):
+        net = build.network(spec, GPT2)
+    objective = build.objective(spec, GPT2)
+    assert all(p.is_meta for p in net.parameters())
+    assert build.optim(spec.training).learning_rate(spec.training.steps) <= spec.training.learning_rate
+    assert build.settings(spec).steps == spec.training.steps
+    tokens = torch.zeros(2, spec.data.length, dtype=torch.int64, device="meta")
+    time = torch.zeros(2, dtype=torch.float64, device="meta") if spec.model.time_conditioning else None
+    assert net.hidden(tokens, time).shape == (2, spec.data.length, net.config.width)
+    assert objective.state_dict() is not None
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+@pytest.mark.parametrize("corpus", TABLE)
+def test_paper_recipes_hold_the_paper_s_numbers(corpus: str, system: str) -> None:
+    spec = load(f"paper/{corpus}-{system}")
+    length, steps, batch = TABLE[corpus]
+    training = spec.training
+    assert (spec.data.length, training.steps, training.batch_size) == (length, steps, batch)
+    assert (training.learning_rate, training.initial_learning_rate, training.warmup_steps) == (
+        5e-4,
+        1e-6,
+        10_000,
+    )
+    assert (training.betas, training.epsilon, training.weight_decay, training.clip) == (
+        (0.9, 0.999),
+        1e-9,
+        0.02,
+        1.0,
+    )
+    assert (training.ema, training.final_fraction, training.precision) == (0.9999, 0.1, "bf16")
+    with torch.device("meta"):
+        net = build.network(spec, GPT2)
+    assert (net.config.depth, net.config.width, net.config.heads, net.config.cond_width) == (12, 768, 12, 128)
+    assert 160e6 < net.num_parameters() < 175e6, "about 166 M"
+    objective = build.objective(spec, GPT2)
+    if system == "ar":
+        assert isinstance(objective, ArObjective)
+        assert net.config.causal
+        return
+    assert isinstance(objective, DiffusionObjective)
+    kind = {"scdd": SCDD, "gidd": GIDD, "mdlm": MDLM}[system.split("-")[0].rstrip("+")]
+    assert type(objective.process) is kind
+    if kind is GIDD:
+        assert (objective.weighting, objective.times.steps) == ("dynamic", None)
+    else:
+        assert (objective.weighting, objective.times.steps) == ("elbo", 1000)
+        assert isinstance(objective.times.density, Power)
+        assert objective.times.density.power == 1.0
+    if kind is not MDLM:
+        peak = objective.process.marginal(torch.tensor([0]), torch.tensor([0.5], dtype=torch.float64))
+        noise = peak[0, 1 : GPT2.size - 1].sum().item()  # all but the token itself and the mask
+        assert noise == pytest.approx(float(system[-3:]), rel=1e-4)
+
+
+def small(**changes: object) -> Recipe:
+    tree: dict[str, object] = {
+        "name": "small",
+        "data": {"kind": "text", "vocab_size": 300, "length": 16},
+        "model": {"size": "custom", "depth": 1, "width": 8, "heads": 2},
+        "process": {"kind": "scdd"},
+        "training": {"steps": 2, "batch_size": 2, "warmup_steps": 0},
+    }
+    return from_dict({**tree, **changes})
+
+
+@pytest.mark.parametrize("kind", build.TIMES)
+def test_every_kind_of_times_draws(kind: str) -> None:
+    spec = small(objective={"kind": "elbo", "steps": 50, "times": {"kind": kind}})
+    objective = build.objective(spec, Vocab(10, 9))
+    assert isinstance(objective, DiffusionObjective)
+    times = objective.times.draw(Part(0, 0, 0, 4, 4))
+    assert times.s is not None
+    assert ((times.t - times.s) * 50).tolist() == pytest.approx([1] * 4)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        {"kind": "peaked", "p_u": 0.1},
+        {"kind": "masked", "shape": "cosine"},
+        {"kind": "decoupled", "gamma": {"kind": "polynomial"}, "rho": {"kind": "cosine"}},
+        {"kind": "decoupled", "gamma": {"kind": "constant"}, "rho": {"kind": "polynomial", "power": 2.0}},
+    ],
+)
+def test_every_schedule_builds(schedule: dict[str, object]) -> None:
+    process = build.process(small(process={"kind": "scdd", "schedule": schedule}).process, Vocab(10, 9))
+    assert isinstance(process, SCDD)
+
+
+def test_prism_builds_with_a_head_of_the_network_s_width() -> None:
+    spec = small(process={"kind": "mdlm"}, objective={"kind": "prism", "freeze": False})
+    objective = build.objective(spec, Vocab(10, 9))
+    assert isinstance(objective, PrismObjective)
+    assert not objective.freeze
+    assert build.network(spec, Vocab(10, 9)).config.width == 8
+
+
+def test_autoregression_has_no_forward_process() -> None:
+    spec = small(process={"kind": "ar"}, objective={"kind": "ar"}, sampling={"sampler": {"kind": "ar"}})
+    with pytest.raises(UserError, match="no forward process"):
+        build.process(spec.process, Vocab(10, 9))
+
+
+def test_weights_depend_on_the_seed_alone() -> None:
+    first, again = (build.network(small(seed=5), Vocab(10, 9)) for _ in range(2))
+    other = build.network(small(seed=6), Vocab(10, 9))
+    for a, b in zip(first.parameters(), again.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert not torch.equal(first.embedding.weight, other.embedding.weight)
+
+
+def test_texts_are_split_by_document_and_a_single_one_by_its_end(tmp_path: Path) -> None:
+    bundled = build.corpus(small())
+    assert bundled.valid is not None
+    assert bundled.train.n_documents > bundled.valid.n_documents >= 1
+    (tmp_path / "one.txt").write_text("abcdefghij" * 100, encoding="utf-8")
+    data = {
+        "kind": "text",
+        "path": str(tmp_path / "one.txt"),
+        "vocab_size": 300,
+        "length": 8,
+        "valid_fraction": 0.1,
+    }
+    one = build.corpus(small(data=data))
+    assert one.valid is not None
+    tokens = one.train.read(0, one.train.n_tokens - 1)
+    assert one.tokenizer.decode(tokens.tolist()) == "abcdefghij" * 90
+    with pytest.raises(UserError, match="cannot be read"):
+        build.corpus(small(data={**data, "path": str(tmp_path / "absent.txt")}))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="holds no text"):
+        build.corpus(small(data={**data, "path": str(tmp_path / "empty")}))

@@ -1,0 +1,134 @@
+"""One training step: nothing in it waits for the device, and the optimiser is the paper's."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from scdd import build
+from scdd.objectives import DiffusionObjective, Part
+from scdd.recipe import load
+from scdd.training import AdamW, Optim, World
+from scdd.training.log import Lines, Log, Terminal, describe
+
+WAITING = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "unique")
+
+
+class Asked(TorchDispatchMode):
+    """Notes every operation whose result the host must wait for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__.split(".")[-1]
+        if name in WAITING or (
+            name == "index" and any(t.dtype == torch.bool for t in args[1] if t is not None)
+        ):
+            self.found.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "aim",
+    [
+        "{kind: elbo, steps: 1000, times: {kind: uniform}}",
+        "{kind: elbo, steps: null, times: {kind: adaptive}}",
+        "{kind: elbo, steps: null, times: {kind: importance}}",
+        "{kind: elbo, steps: null, weighting: dynamic, times: {kind: low-discrepancy}}",
+    ],
+)
+def test_a_step_never_waits_for_the_device(aim: str, recipe_file: Path, tmp_path: Path) -> None:
+    spec = load(recipe_file, [f"objective={aim}"])
+    trainer = build.trainer(spec, tmp_path / "run", World(), build.corpus(spec))
+    assert isinstance(trainer.objective, DiffusionObjective)
+    trainer.objective.impl = "reference"  # the CPU's own op looks at its rows; on a GPU Triton's stands there
+    batches = iter(trainer.loader)
+    trainer.advance(next(batches))
+    batch = next(batches)
+    with Asked() as asked:
+        loss = trainer.parallel(batch.tokens, batch.documents, Part(0, 1, 0, 8, 8))
+        trainer.tally.add(loss.nats, loss.tokens)
+        trainer.objective.end_step(trainer.world.reduce)
+        trainer.ema.update() if trainer.ema else None
+    assert asked.found == []
+    with Asked() as asked:
+        trainer.require_finite()
+    assert asked.found, "the detector must see a sync where there is one"
+
+
+def test_the_learning_rate_rises_linearly_and_falls_as_a_cosine_to_a_tenth() -> None:
+    paper = Optim(steps=100_000)
+    assert paper.learning_rate(0) == 1e-6
+    assert paper.learning_rate(5_000) == pytest.approx((1e-6 + 5e-4) / 2, rel=1e-3)
+    assert paper.learning_rate(10_000) == pytest.approx(5e-4)
+    assert paper.learning_rate(55_000) == pytest.approx((5e-4 + 5e-5) / 2)
+    assert paper.learning_rate(100_000) == pytest.approx(5e-5)
+    assert paper.learning_rate(200_000) == pytest.approx(5e-5)
+    assert Optim(steps=5, warmup=0).learning_rate(0) == 5e-4
+
+
+def test_an_update_is_adamw_with_clipping_and_decay_on_everything() -> None:
+    """Against the formulas, for a weight and a bias; the gradient's norm is 5 and is cut to 1."""
+    module = nn.Linear(1, 1)
+    with torch.no_grad():
+        module.weight.fill_(2.0)
+        module.bias.fill_(-1.0)
+    settings = Optim(steps=10, warmup=0, peak=0.1)
+    adamw = AdamW(module.named_parameters(), settings)
+    module.weight.grad, module.bias.grad = torch.full((1, 1), 3.0), torch.full((1,), -4.0)
+    norm = adamw.step(0)
+    assert float(norm) == pytest.approx(5.0)
+    for p, before, gradient in ((module.weight, 2.0, 0.6), (module.bias, -1.0, -0.8)):
+        moved = 0.1 * gradient / (math.sqrt(gradient**2) + 1e-9)
+        assert p.item() == pytest.approx(before * (1 - 0.1 * 0.02) - moved, rel=1e-5)
+        assert p.grad is None
+
+
+def test_a_terminal_shows_a_live_line_and_a_pipe_plain_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    values = {
+        "loss": 3.5,
+        "error": 0.01,
+        "learning_rate": 1e-3,
+        "tokens_per_second": 2.5e6,
+        "eta": 3723.0,
+        "memory": 3 * 2.0**30,
+    }
+    assert describe(values) == "loss 3.5000 ± 0.0100  lr 1.00e-03  2,500.0 k tokens/s  ETA 1:02:03  3.0 GiB"
+    log = Log(Terminal(200, live=False))
+    log.numbers(50, values)
+    log.numbers(50, {"valid_nelbo": 4.0, "valid_error": 0.1, "valid_ppl": 54.6, "valid_ppl_error": 5.46})
+    log.text(50, "sample", "[MASK] stays as it is")
+    log.close()
+    said = capsys.readouterr().out
+    assert "step  50/200  loss 3.5000" in said
+    assert "PPL 54.60 ± 5.46" in said
+    assert "[MASK] stays as it is" in said
+    live = Log(Terminal(200, live=True))
+    live.numbers(50, values)
+    live.close()
+    assert "50/200" in capsys.readouterr().out
+
+
+def test_resuming_drops_the_lines_that_will_be_written_again(tmp_path: Path) -> None:
+    first = Lines(tmp_path)
+    for step in (10, 20, 30):
+        first.numbers(step, {"loss": float(step)})
+    first.close()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 40, "lo')  # killed while writing
+    again = Lines(tmp_path, step=20)
+    again.numbers(30, {"loss": 31.0})
+    again.close()
+    assert (tmp_path / "metrics.jsonl").read_text().splitlines() == [
+        '{"step": 10, "loss": 10.0}',
+        '{"step": 20, "loss": 20.0}',
+        '{"step": 30, "loss": 31.0}',
+    ]

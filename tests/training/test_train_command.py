@@ -1,0 +1,303 @@
+"""`scdd train` end to end: every objective learns, and every mistake is refused in a sentence before time is lost."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from scdd import build, bundle
+from scdd.cli.main import main
+from scdd.data.prepare import Preparation
+from scdd.data.prepare import prepare as run_preparation
+from scdd.recipe import load
+from scdd.training import World
+
+from .conftest import curve, weights
+
+
+def train(recipe: Path, out: Path, *changes: str) -> int:
+    return main(
+        [
+            "train",
+            str(recipe),
+            "--out",
+            str(out),
+            "--device",
+            "cpu",
+            *(p for c in changes for p in ("--set", c)),
+        ]
+    )
+
+
+def newest(out: Path) -> Path:
+    return sorted((out / "checkpoints").glob("step-*"))[-1]
+
+
+def refused(capsys: pytest.CaptureFixture[str], code: int) -> str:
+    said = capsys.readouterr().err
+    assert code == 2, said
+    assert said.startswith("error: ")
+    return said
+
+
+MDLM = ("process.kind=mdlm", "process.schedule.kind=masked")
+AR = ("process={kind: ar}", "objective={kind: ar}", "sampling.sampler={kind: ar}")
+SYSTEMS = {
+    "scdd": (),
+    "paper": ("objective={kind: elbo, steps: 1000}",),
+    "importance": ("objective.times={kind: importance}", "objective.steps=20"),
+    "scdd+": ("objective={kind: elbo, steps: null, weighting: dynamic, times: {kind: low-discrepancy}}",),
+    "gidd": ("process.kind=gidd",),
+    "gidd+": ("process.kind=gidd", "objective={kind: elbo, steps: null, weighting: dynamic}"),
+    "mdlm": MDLM,
+    "ar": AR,
+    "documents": ("data.documents=true",),
+    "ar-documents": (*AR, "data.documents=true"),
+    "time": ("model.time_conditioning=true",),
+    "bf16": ("training.precision=bf16",),
+    "raw": ("training.ema=0.0",),
+    "joint": (*MDLM, "objective={kind: prism, freeze: false}"),
+}
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_every_system_learns(name: str, recipe_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert train(recipe_file, out, *SYSTEMS[name], "training.steps=40", "training.validate_every=20") == 0
+    valid = [line["valid_nelbo"] for line in curve(out) if "valid_nelbo" in line]
+    assert len(valid) == 2
+    spec = load(out)
+    data = build.corpus(spec, (out / "tokenizer.json").read_text())
+    fresh = build.trainer(spec, tmp_path / "fresh", World(), data)
+    assert fresh.validation is not None
+    start = fresh.validation()
+    assert valid[-1] < start.mean - start.error, "it must be better than it was at the start"
+    found = bundle.read(out)  # a run's bundle is its last checkpoint
+    assert found.step == 40
+    assert found.tokens == 40 * 8 * 16
+    assert {"resume", "recipe.yaml", "tokenizer.json", "meta.json", "model.safetensors"} == {
+        path.name for path in newest(out).iterdir()
+    }
+
+
+def test_the_bundle_holds_the_averaged_weights(recipe_file: Path, tmp_path: Path) -> None:
+    assert train(recipe_file, tmp_path / "run", "training.steps=6") == 0
+    state = load_file(newest(tmp_path / "run") / "resume" / "state.safetensors")
+    for name, value in bundle.read(newest(tmp_path / "run")).weights.items():
+        assert torch.equal(value, state[f"ema.network.{name}"])
+    assert not torch.equal(state["ema.network.output.bias"], state["model.network.output.bias"])
+
+
+def test_a_masked_model_becomes_a_self_correcting_one(recipe_file: Path, tmp_path: Path) -> None:
+    assert train(recipe_file, tmp_path / "mdlm", *MDLM, "training.steps=10") == 0
+    source = newest(tmp_path / "mdlm")
+    again = f"training.start_from={source}"
+    spec = load(recipe_file, [again])
+    data = build.corpus(spec, (source / "tokenizer.json").read_text())
+    started = build.trainer(spec, tmp_path / "unused", World(), data)
+    for name, value in bundle.read(source).weights.items():
+        assert torch.equal(started.module.network.state_dict()[name], value)
+    # The data's own BPE is trained anew in the new run, and is the same: same text, same size.
+    assert train(recipe_file, tmp_path / "scdd", again, "training.steps=4") == 0
+
+
+def test_prism_trains_a_head_on_a_frozen_model(
+    recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(recipe_file, tmp_path / "mdlm", *MDLM, "training.steps=10") == 0
+    prism = (*MDLM, "objective={kind: prism}", "training.steps=10")
+    assert "training.start_from" in refused(capsys, train(recipe_file, tmp_path / "no", *prism))
+    source = newest(tmp_path / "mdlm")
+    assert train(recipe_file, tmp_path / "prism", *prism, f"training.start_from={source}") == 0
+    before, after = bundle.read(source).weights, bundle.read(newest(tmp_path / "prism")).weights
+    assert {name for name in after if name not in before} == {
+        f"quality.{layer}.{part}" for layer in ("first", "last") for part in ("weight", "bias")
+    }
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert after["quality.last.weight"].abs().max() > 0
+
+
+def test_no_sample_is_seen_twice_or_skipped_across_a_resume(recipe_file: Path, tmp_path: Path) -> None:
+    """The blocks that a resumed run takes are the ones that an uninterrupted run takes, an epoch a permutation."""
+    spec = load(recipe_file)
+    data = build.corpus(spec)
+    seen: list[int] = []
+
+    def spied(steps: int, out: Path) -> None:
+        trainer = build.trainer(load(recipe_file, [f"training.steps={steps}"]), out, World(), data)
+        trainer.resume()
+        blocks, take = trainer.loader.blocks, trainer.loader.samples
+        trainer.loader.prefetch = 0
+        trainer.loader.samples = lambda a, b: (seen.extend(take(a, b).tolist()), take(a, b))[1]  # type: ignore[method-assign]
+        trainer.run()
+        assert len(blocks) > 0
+
+    epoch = len(build.trainer(spec, tmp_path / "x", World(), data).loader.blocks)
+    steps = -(-epoch // 8)
+    for until in (3, 4, steps):
+        spied(until, tmp_path / "parts")
+    parts, seen = seen, []
+    spied(steps, tmp_path / "whole")
+    assert parts == seen
+    assert sorted(parts[:epoch]) == list(range(epoch))
+
+
+def test_recipe_mistakes_are_named(
+    recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "training.stepz" in refused(capsys, train(recipe_file, tmp_path / "a", "training.stepz=3"))
+    assert "no such recipe" in refused(capsys, train(Path("wiki-tinny"), tmp_path / "a"))
+    dynamic = "objective={kind: elbo, steps: 100, weighting: dynamic}"
+    assert "objective.steps" in refused(capsys, train(recipe_file, tmp_path / "a", dynamic))
+    assert not (tmp_path / "a" / "checkpoints").exists()
+
+
+def test_another_recipe_in_the_folder_is_refused_by_its_keys(
+    recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    assert train(recipe_file, out, "training.steps=4") == 0
+    said = refused(capsys, train(recipe_file, out, "training.learning_rate=0.5", "seed=8"))
+    assert "training.learning_rate (0.01 → 0.5)" in said
+    assert "seed (3 → 8)" in said
+    assert "steps" not in said
+    assert train(recipe_file, out, "training.steps=6", "training.save_every=2", "training.log_every=1") == 0
+    assert newest(out).name == "step-00000006"
+
+
+def test_a_checkpoint_of_another_vocabulary_is_refused(
+    recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    assert train(recipe_file, out, "training.steps=4") == 0
+    other = "data.vocab_size=290"
+    said = refused(capsys, train(recipe_file, tmp_path / "b", other, f"training.start_from={newest(out)}"))
+    assert "tokenizer" in said
+    assert train(recipe_file, tmp_path / "c", other, "training.steps=4") == 0
+    shutil.rmtree(out / "checkpoints")
+    shutil.copytree(tmp_path / "c" / "checkpoints", out / "checkpoints")
+    assert "another vocabulary" in refused(capsys, train(recipe_file, out, "training.steps=8"))
+
+
+def test_a_checkpoint_of_another_size_is_refused(
+    recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(recipe_file, tmp_path / "run", "training.steps=4") == 0
+    start = f"training.start_from={newest(tmp_path / 'run')}"
+    assert "does not fit model" in refused(capsys, train(recipe_file, tmp_path / "b", start, "model.depth=3"))
+
+
+@pytest.fixture
+def shards(text: Path, tmp_path: Path) -> Path:
+    out = tmp_path / "shards"
+    for _ in run_preparation(
+        Preparation([str(text)], out, train_tokenizer=300, valid_fraction=0.3, workers=1)
+    ):
+        pass
+    return out
+
+
+def test_shards_train_and_damaged_ones_are_refused(
+    shards: Path, recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = f"data={{kind: shards, path: {shards}, length: 16}}"
+    assert train(recipe_file, tmp_path / "run", data, "training.steps=4") == 0
+    file = next(iter(sorted(path for path in shards.rglob("*train*") if path.is_file())))
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])
+    assert "checksum" in refused(capsys, train(recipe_file, tmp_path / "run", data, "training.steps=8"))
+    file.unlink()
+    assert "missing" in refused(capsys, train(recipe_file, tmp_path / "run", data, "training.steps=8"))
+    file.write_bytes(whole)
+    assert train(recipe_file, tmp_path / "run", data, "training.steps=8") == 0
+
+
+def test_shards_of_another_tokenizer_are_refused(
+    shards: Path, text: Path, recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = f"data={{kind: shards, path: {shards}, length: 16}}"
+    assert train(recipe_file, tmp_path / "run", data, "training.steps=4") == 0
+    shutil.rmtree(shards)
+    for _ in run_preparation(
+        Preparation([str(text)], shards, train_tokenizer=280, valid_fraction=0.3, workers=1)
+    ):
+        pass
+    assert "tokenizer" in refused(capsys, train(recipe_file, tmp_path / "run", data, "training.steps=8"))
+
+
+def test_a_full_disk_is_refused_before_training(
+    recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1 << 30, 1 << 30, 1000))
+    assert "GiB free" in refused(capsys, train(recipe_file, tmp_path / "run"))
+    assert not list((tmp_path / "run").glob("checkpoints/*"))
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_names_batch_and_checkpoint(
+    recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, spec = tmp_path / "run", load(recipe_file, ["training.save_every=2", "training.log_every=6"])
+    data = build.corpus(spec)
+    trainer = build.trainer(spec, out, World(), data)
+    advance = trainer.advance
+
+    def spoil(batch: object) -> None:
+        if trainer.step == 4:  # the fifth step is not finite; nobody looks before step 6
+            with torch.no_grad():
+                trainer.module.network.output.bias.fill_(torch.nan)
+        advance(batch)  # type: ignore[arg-type]
+
+    trainer.advance = spoil  # type: ignore[method-assign]
+    with pytest.raises(Exception, match="NaN or infinite at step 5") as caught:
+        trainer.run()
+    assert "step-00000004" in str(caught.value)
+    assert newest(out).name == "step-00000004", "bad weights are never saved"
+    assert all(torch.isfinite(value).all() for value in weights(out).values())
+    blamed = load_file(out / "not-finite-step-4.safetensors")
+    expected = trainer.loader.samples(4 * 8, 5 * 8)
+    assert blamed["blocks"].tolist() == expected.tolist()
+    assert torch.equal(blamed["tokens"], torch.from_numpy(trainer.loader.blocks.take(expected)[0]))
+
+
+def test_an_exploding_run_exits_with_a_sentence(
+    recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refused(
+        capsys, train(recipe_file, tmp_path / "run", "training.learning_rate=1e30", "training.warmup_steps=0")
+    )
+    assert "NaN or infinite" in said
+    assert "training.learning_rate" in said
+
+
+def test_a_damaged_checkpoint_is_named(
+    recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(recipe_file, tmp_path / "run", "training.steps=4") == 0
+    file = newest(tmp_path / "run") / "resume" / "state.safetensors"
+    file.write_bytes(file.read_bytes()[:1000])
+    assert "damaged" in refused(capsys, train(recipe_file, tmp_path / "run", "training.steps=8"))
+
+
+def test_tensorboard_and_jsonl_hold_the_curves(recipe_file: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    out = tmp_path / "run"
+    assert train(recipe_file, out, "training.tensorboard=true", "training.steps=6") == 0
+    assert list((out / "tensorboard").iterdir())
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "loss" in line] == [3, 6]
+    assert lines[0].keys() >= {
+        "loss",
+        "error",
+        "learning_rate",
+        "gradient_norm",
+        "tokens_per_second",
+        "eta",
+        "epoch",
+    }
