@@ -1,0 +1,23 @@
+"""`scdd score`: show how likely a model finds each token of a text."""
+
+from __future__ import annotations
+
+from scdd.cli import options as o
+from scdd.cli.view import on_terminal, show_score
+
+
+def score(
+    text: o.Text = None,
+    file: o.File = None,
+    model: o.Model = None,
+    strength: o.Strength = 0.1,
+    process: o.Process = None,
+    blocks: o.Blocks = False,
+    device: o.Device = None,
+    json: o.Json = False,
+    plain: o.Plain = False,
+) -> None:
+    """Show how likely a model finds each token of a text, and how much it doubts it."""
+    given = o.read_text(text, file)
+    lm = o.open_model(model, process, device)
+    show_score(lm.score(given, strength=strength, blocks=blocks), json, on_terminal(json, plain))

@@ -1,0 +1,197 @@
+"""What people see: masks that fill in and corrections that flash on a terminal; plain text or JSON in a pipe."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from scdd.lm import LM, Correction, Progress, Run, Sample, Score
+
+STYLES = {1: "green", 2: "bold black on yellow", 3: "magenta"}
+MASK, MASK_STYLE = "░░", "grey50"
+FLASH = 3  # frames for which a move stays coloured
+SHOWN = 3  # texts shown side by side while they are drawn
+
+
+def on_terminal(as_json: bool, plain: bool) -> bool:
+    """Whether somebody is watching."""
+    return sys.stdout.isatty() and not as_json and not plain
+
+
+def follow(run: Run, lm: LM, live: bool) -> tuple[Sample, ...]:
+    """Draw the samples, with a live view if somebody is watching, who is also told how long it took."""
+    start = time.perf_counter()
+    if live:
+        from rich.live import Live
+
+        with Live(refresh_per_second=20, transient=True) as screen:
+            board = Board(lm)
+            for progress in run:
+                screen.update(board.frame(progress))
+    samples = run.results
+    if live:
+        drawn = sum(sample.unmasked for sample in samples)
+        taken = time.perf_counter() - start
+        typer.secho(f"[{drawn} tokens in {taken:.1f} s on {lm.device.type}]", err=True, dim=True)
+    return samples
+
+
+class Board:
+    """The live view: the first few texts of a batch, one frame at a time."""
+
+    def __init__(self, lm: LM) -> None:
+        self.lm = lm
+        self.ages: dict[
+            int, tuple[list[int], list[int]]
+        ] = {}  # sample → (kind, frames since) of each position
+
+    def frame(self, progress: Progress) -> Any:
+        """The texts after a step, and a line that says how far they are."""
+        from rich.console import Group
+        from rich.text import Text
+
+        frame = progress.frame
+        rows = min(SHOWN, len(progress.samples))
+        tokens, moved = frame.tokens[:rows].tolist(), frame.moved[:rows].tolist()
+        counts = frame.counts.sum(0).tolist()
+        parts: list[Any] = [
+            self._text(progress.samples[r], tokens[r], moved[r], progress.lengths[r]) for r in range(rows)
+        ]
+        more = f" · {len(progress.samples) - rows} more" if len(progress.samples) > rows else ""
+        line = f"step {frame.step}/{frame.steps} · t = {frame.s:.3f} · {counts[1]} corrected · {counts[2]} remasked{more}"
+        return Group(*[Group(part, Text("")) for part in parts], Text(line, style="dim"))
+
+    def _text(self, sample: int, tokens: list[int], moved: list[int], length: int) -> Text:
+        from rich.text import Text
+
+        inside = slice(1, 1 + length)
+        tokens, moved = tokens[inside], moved[inside]
+        kinds, since = self.ages.get(sample, ([0] * length, [FLASH] * length))
+        if len(kinds) != length:
+            kinds, since = [0] * length, [FLASH] * length
+        out = Text()
+        for i, (token, kind) in enumerate(zip(tokens, moved, strict=True)):
+            kinds[i], since[i] = (kind, 0) if kind else (kinds[i], since[i] + 1)
+            style = STYLES.get(kinds[i], "") if since[i] < FLASH else ""
+            if token == self.lm.tokenizer.mask_id:
+                out.append(MASK, style or MASK_STYLE)
+            else:
+                out.append(self.lm.tokenizer.token(token), style)
+        self.ages[sample] = (kinds, since)
+        return out
+
+
+def show_samples(samples: Sequence[Sample], as_json: bool, live: bool) -> None:
+    """The finished texts."""
+    for i, sample in enumerate(samples):
+        if as_json:
+            print(json.dumps(sample.json(), ensure_ascii=False))
+            continue
+        if i:
+            print()
+        print(sample.text)
+        if live:
+            typer.secho(_facts(sample), err=True, dim=True)
+
+
+def _facts(sample: Sample) -> str:
+    parts = [
+        *(
+            f"sample {sample.index} of seed {sample.seed}",
+            f"{sample.process}, {sample.sampler}, final {sample.final}",
+        ),
+        *(f"{sample.nfe} evaluations", f"{sample.corrections} corrected", f"{sample.remasked} remasked"),
+    ]
+    return "[" + " · ".join(parts) + "]"
+
+
+def show_correction(found: Correction, as_json: bool, coloured: bool) -> None:
+    """The repaired text; on a terminal with what was there before."""
+    if as_json:
+        print(json.dumps(found.json(), ensure_ascii=False))
+        return
+    if not coloured:
+        print(found.text)
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    changes = {change.position: change for change in found.changes}
+    out = Text()
+    for score in found.doubts:
+        change = changes.get(score.position)
+        if change is None:
+            out.append(score.text)
+        else:
+            out.append(change.before, "red strike")
+            out.append(change.after, STYLES[2])
+    console = Console()
+    console.print(out)
+    for change in found.changes:
+        console.print(
+            f"{change.position:>5}  {change.before!r} → {change.after!r}   "
+            f"x_θ {change.p_before:.2g} → {change.p_after:.2g}   doubt {change.doubt:.2f}",
+            style="dim",
+            markup=False,
+            highlight=False,
+        )
+    summary = (
+        f"{len(found.changes)} changed of {len(found.doubts)} tokens · {found.nfe} evaluations · {found.mode}"
+    )
+    console.print(summary, style="dim")
+
+
+def show_score(found: Score, as_json: bool, coloured: bool) -> None:
+    """The doubt map: colours on a terminal, a table of tab-separated lines in a pipe."""
+    if as_json:
+        print(json.dumps(found.json(), ensure_ascii=False))
+        return
+    if not coloured:
+        print("position\ttoken\tp\tdoubt\tbest\tp_best")
+        for one in found.tokens:
+            print(
+                f"{one.position}\t{one.text!r}\t{one.p:.6g}\t{one.doubt:.6g}\t{one.best!r}\t{one.p_best:.6g}"
+            )
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    out = Text()
+    for one in found.tokens:
+        out.append(one.text, _shade(one.doubt))
+    console = Console()
+    console.print(out)
+    worst = sorted(found.tokens, key=lambda one: -one.doubt)[:5]
+    for one in worst:
+        console.print(
+            f"{one.position:>5}  {one.text!r}  doubt {one.doubt:.2f}  x_θ {one.p:.2g}  better: {one.best!r} {one.p_best:.2g}",
+            style="dim",
+            markup=False,
+            highlight=False,
+        )
+
+
+def _shade(doubt: float) -> str:
+    """From nothing to red."""
+    if doubt < 0.02:
+        return ""
+    return f"on rgb({int(70 + 140 * doubt)},{int(60 * (1 - doubt))},{int(40 * (1 - doubt))})"
+
+
+def save_trace(path: Path | None, samples: Sequence[Sample | Correction], lm: LM, title: str) -> None:
+    """Write the trace, and say so."""
+    if path is None:
+        return
+    from scdd import trace
+
+    trace.write(path, samples, lm.tokenizer, title)
+    typer.secho(f"wrote {path}", err=True, dim=True)

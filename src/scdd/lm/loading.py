@@ -1,0 +1,136 @@
+"""A model from a checkpoint folder, a run folder, the Hub, or the package itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from scdd import build, bundle, recipe
+from scdd.core.errors import UserError
+from scdd.data.tokenizer import TextTokenizer
+from scdd.lm.model import LM
+from scdd.models import DiT, DiTConfig, QualityHead
+from scdd.processes import Process
+
+BUNDLED = Path(__file__).resolve().parent.parent / "assets" / "model"
+CONTEXT = 512  # for converted checkpoints, which do not say how long their rows were
+
+
+def load(
+    source: str | Path | None = None,
+    *,
+    process: str | Process | None = None,
+    device: str | torch.device | None = None,
+    context: int | None = None,
+    overrides: Iterable[str] = (),
+) -> LM:
+    """A model ready to write.
+
+    `source` is a checkpoint folder, a run folder (its newest checkpoint) or a Hub id; None is the model that comes with
+    the package. `process` samples with another reverse process of the same marginals ("scdd" on GIDD's weights), and
+    says what a converted checkpoint was trained with. `overrides` change the recipe's sampling section
+    ("sampling.steps=64").
+    """
+    found = bundle.read(_folder(source))
+    if found.tokenizer is None:
+        raise UserError(
+            f"{found.folder} has no tokenizer.json, so it cannot write text: convert it with its tokenizer."
+        )
+    tokenizer = TextTokenizer(found.tokenizer, str(found.folder / "tokenizer.json"))
+    spec = _recipe(found, overrides)
+    network = _network(found, spec)
+    forward = _process(found, spec, process)
+    quality = _quality(found, network.config)
+    length = context or (spec.data.length if spec is not None else CONTEXT)
+    sampling = spec.sampling if spec is not None else recipe.Sampling()
+    model = LM(network, forward, tokenizer, length, sampling, quality, str(source or "the bundled model"))
+    return model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def _folder(source: str | Path | None) -> str | Path:
+    if source is None:
+        if not (BUNDLED / "model.safetensors").is_file():
+            raise UserError(
+                "This build of scdd comes without its model: name a checkpoint (--model, or scdd.load(path)), or make one "
+                "with `scdd demo`."
+            )
+        return BUNDLED
+    newest = (
+        sorted(Path(source, "checkpoints").glob("step-*")) if Path(source, "checkpoints").is_dir() else []
+    )
+    return newest[-1] if newest else source
+
+
+def _recipe(found: bundle.Bundle, overrides: Iterable[str]) -> recipe.Recipe | None:
+    """The recipe, or None for a converted checkpoint, whose recipe is the network's section only."""
+    try:
+        return recipe.loads(found.recipe, str(found.folder / "recipe.yaml"), overrides)
+    except UserError:
+        if found.network is None or "converted_from" not in found.extra:
+            raise
+        return None
+
+
+def _network(found: bundle.Bundle, spec: recipe.Recipe | None) -> DiT:
+    weights = {k: v for k, v in found.weights.items() if not k.startswith("quality.")}
+    if found.network is not None:
+        config = DiTConfig(**found.network)
+    elif spec is not None:
+        config = build.network_config(spec, input_bias="output.input_bias" in weights)
+    else:
+        raise UserError(
+            f"{found.folder} does not say its network's shape: take the folder again from where it came."
+        )
+    with torch.device("meta"):
+        network = DiT(config, found.vocab)
+    try:
+        network.to_empty(device="cpu").load_state_dict(weights)
+    except RuntimeError as error:
+        detail = str(error).splitlines()[-1].strip()
+        raise UserError(
+            f"{found.folder}'s weights do not fit its recipe ({detail}): take the folder again."
+        ) from error
+    return network.eval().requires_grad_(False)
+
+
+def _process(
+    found: bundle.Bundle, spec: recipe.Recipe | None, wanted: str | Process | None
+) -> Process | None:
+    """The recipe's process; under another name, that kernel with the same schedule, hence the same marginals."""
+    if isinstance(wanted, Process):
+        return wanted
+    if wanted is not None and wanted not in build.PROCESSES:
+        raise UserError(f"There is no process {wanted!r}: choose one of {', '.join(build.PROCESSES)}.")
+    if spec is None:
+        if wanted is None:
+            raise UserError(
+                f"{found.folder} was converted and does not say its process: name it (--process, or process=…), "
+                f"one of {', '.join(build.PROCESSES)}."
+            )
+        section: Any = (
+            recipe.MaskedProcess() if wanted == "mdlm" else recipe.NoisyProcess(kind=_noisy(wanted))
+        )
+        return build.process(section, found.vocab)
+    if isinstance(spec.process, recipe.ArProcess):
+        if wanted is not None:
+            raise UserError(f"{found.folder} is autoregressive and has no process: leave --process out.")
+        return None
+    own = build.process(spec.process, found.vocab)
+    return own if wanted is None else build.PROCESSES[wanted](found.vocab, own.schedule)
+
+
+def _noisy(name: str) -> Any:
+    return name
+
+
+def _quality(found: bundle.Bundle, config: DiTConfig) -> QualityHead | None:
+    """PRISM's head, where one was trained."""
+    weights = {k.removeprefix("quality."): v for k, v in found.weights.items() if k.startswith("quality.")}
+    if not weights:
+        return None
+    head = QualityHead(config.width, inner=weights["first.weight"].shape[0])
+    head.load_state_dict(weights)
+    return head.eval().requires_grad_(False)

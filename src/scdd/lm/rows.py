@@ -1,0 +1,94 @@
+"""From texts to rows of tokens: what is given, what is to be drawn, and which tokens of a text a freeze covers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scdd.core.errors import UserError
+from scdd.data.tokenizer import TextTokenizer
+
+SPAN = re.compile(r"\[MASK(?::(\d+))?\]")
+Freeze = Sequence[str | tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A text without its frame of [BOS] and [EOS]; masks where there is nothing yet."""
+
+    tokens: tuple[int, ...]
+    frozen: tuple[bool, ...]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+def continued(tokenizer: TextTokenizer, prompt: str, suffix: str, length: int) -> Row:
+    """`length` tokens in all: the prompt's, masks, the suffix's."""
+    before, after = (tokenizer.encode(text) if text else [] for text in (prompt, suffix))
+    room = length - len(before) - len(after)
+    if room < 1:
+        raise UserError(
+            f"The prompt and the suffix take {len(before) + len(after)} tokens and length is {length}: "
+            "raise length, or shorten them."
+        )
+    tokens = (*before, *[tokenizer.mask_id] * room, *after)
+    return Row(tokens, (*[True] * len(before), *[False] * room, *[True] * len(after)))
+
+
+def with_spans(tokenizer: TextTokenizer, text: str) -> Row:
+    """A text whose [MASK] (one token) and [MASK:12] (twelve) are to be filled in; everything else is given.
+
+    One space right before a span is left to the model: byte-level tokens carry their space in front, so "the [MASK]"
+    would otherwise ask for a word that does not begin as words do.
+    """
+    if not text:
+        raise UserError("The text to fill in is empty: give one with [MASK] or [MASK:12] in it.")
+    tokens: list[int] = []
+    frozen: list[bool] = []
+    end = 0
+    for span in SPAN.finditer(text):
+        count = int(span[1] or 1)
+        if count < 1:
+            raise UserError(f"{span[0]} asks for no token: give a number of at least 1.")
+        given = tokenizer.encode(text[end : span.start()].removesuffix(" "))
+        tokens += [*given, *[tokenizer.mask_id] * count]
+        frozen += [*[True] * len(given), *[False] * count]
+        end = span.end()
+    if end == 0:
+        raise UserError(
+            "The text has nothing to fill in: put [MASK] (one token) or [MASK:12] (twelve) into it."
+        )
+    given = tokenizer.encode(text[end:]) if text[end:] else []
+    return Row((*tokens, *given), (*frozen, *[True] * len(given)))
+
+
+def whole(tokenizer: TextTokenizer, text: str, freeze: Freeze = ()) -> Row:
+    """A text as it stands, free to change but for what `freeze` covers (pieces of it, or character ranges)."""
+    if not text.strip():
+        raise UserError("The text is empty: give at least a word.")
+    tokens = tokenizer.encode(text)
+    ranges = [found for item in freeze for found in _ranges(text, item)]
+    frozen = [False] * len(tokens)
+    if ranges:
+        start = 0
+        for i in range(len(tokens)):
+            stop = len(tokenizer.decode(tokens[: i + 1], skip_special=False))
+            frozen[i] = any(low < max(stop, start + 1) and start < high for low, high in ranges)
+            start = stop
+    return Row(tuple(tokens), tuple(frozen))
+
+
+def _ranges(text: str, item: str | tuple[int, int]) -> list[tuple[int, int]]:
+    if isinstance(item, str):
+        found = [match.span() for match in re.finditer(re.escape(item), text)] if item else []
+        if not found:
+            raise UserError(
+                f"freeze names {item!r}, which the text does not contain: copy it letter by letter."
+            )
+        return found
+    low, high = item
+    if not 0 <= low < high <= len(text):
+        raise UserError(f"freeze covers characters {low} to {high} of a text of {len(text)}: stay inside it.")
+    return [(low, high)]

@@ -1,0 +1,247 @@
+"""sample, infill, correct and score on the command line: pipes, JSON, traces, mistakes, and the live view."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from scdd.cli.main import main
+
+from . import tiny
+
+KEYS = {"text", "tokens", "seed", "steps", "nfe", "corrections", "sampler", "final", "process"}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tiny.checkpoint(tmp_path_factory.mktemp("cli") / "model"))
+
+
+@pytest.fixture
+def scdd(model: str, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    def run(*args: str, named: bool = True) -> tuple[int, str, str]:
+        code = main([*args, *(["--model", model, "--device", "cpu"] if named else [])])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+class Stdin(io.TextIOWrapper):
+    def __init__(self, content: bytes) -> None:
+        super().__init__(io.BytesIO(content))
+
+    def isatty(self) -> bool:
+        return False
+
+
+def test_sample_prints_plain_text_in_a_pipe(scdd) -> None:
+    code, out, err = scdd("sample", "--prompt", "The river", "--length", "12", "--seed", "3")
+    assert code == 0
+    assert out.startswith("The river")
+    assert "\x1b" not in out
+    assert err == ""
+    assert scdd("sample", "--prompt", "The river", "--length", "12", "--seed", "3")[1] == out
+    assert scdd("sample", "--prompt", "The river", "--length", "12", "--seed", "4")[1] != out
+
+
+def test_sample_json_is_one_object_a_line(scdd) -> None:
+    code, out, _ = scdd(
+        *(
+            "sample",
+            "--num",
+            "3",
+            "--steps",
+            "4",
+            "--seed",
+            "5",
+            "--final",
+            "greedy",
+            "--top-p",
+            "0.9",
+            "--json",
+        )
+    )
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert code == 0
+    assert len(rows) == 3
+    assert all(set(row) >= KEYS for row in rows)
+    assert all((row["steps"], row["nfe"], row["final"], row["seed"]) == (4, 4, "greedy", 5) for row in rows)
+    alone = json.loads(
+        scdd("sample", "--steps", "4", "--seed", "5", "--final", "greedy", "--top-p", "0.9", "--json")[1]
+    )
+    assert alone == rows[0]
+
+
+def test_settings_of_the_recipe_can_be_changed(scdd) -> None:
+    out = scdd("sample", "--set", "sampling.steps=3", "--set", "sampling.grid.kind=cosine", "--json")[1]
+    assert json.loads(out)["nfe"] == 3
+    code, _, err = scdd("sample", "--set", "sampling.stepz=3")
+    assert code == 2
+    assert "stepz" in err
+
+
+def test_infill(scdd, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    text = "The quick [MASK:3] over the [MASK] dog"
+    out = scdd("infill", text)[1]
+    assert re.fullmatch(r"The quick.* over the.* dog\n", out, re.S)
+    assert "[MASK" not in out
+    (tmp_path / "text.txt").write_text(text, encoding="utf-8")
+    assert scdd("infill", "--file", str(tmp_path / "text.txt"))[1] == out
+    monkeypatch.setattr(sys, "stdin", Stdin(text.encode()))
+    assert scdd("infill")[1] == out
+
+
+def test_correct_and_score(scdd, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", Stdin(b"The river runs to the sea.\n"))
+    code, out, _ = scdd("correct", "--json", "--strength", "0.5", "--steps", "4")
+    found = json.loads(out)
+    assert code == 0
+    assert set(found) >= KEYS
+    assert found["corrections"] == len(found["changes"])
+    assert found["before"] == "The river runs to the sea."
+    assert found["nfe"] == 5
+    kept = json.loads(scdd("correct", "The river", "--freeze", "The river", "--strength", "0.9", "--json")[1])
+    assert kept["text"] == "The river"
+    one = json.loads(scdd("correct", "The river", "--mode", "pass", "--json")[1])
+    assert one["nfe"] == 1
+    lines = scdd("score", "The river")[1].splitlines()
+    assert lines[0].split("\t") == ["position", "token", "p", "doubt", "best", "p_best"]
+    assert len(lines) == 1 + len(tiny.tokenizer().encode("The river"))
+    assert json.loads(scdd("score", "The river", "--json")[1])["tokens"][0]["text"]
+
+
+def test_trace_page_is_self_contained(scdd, tmp_path: Path) -> None:
+    page = tmp_path / "way.html"
+    code, _, err = scdd(
+        "sample", "--num", "2", "--prompt", "</script><b>", "--length", "14", "--trace", str(page)
+    )
+    assert code == 0
+    assert str(page) in err
+    html = page.read_text(encoding="utf-8")
+    assert not re.search(r"(src|href)\s*=|https?://|@import|url\(", html), "nothing may be fetched"
+    assert html.count("</script>") == 1, "a text cannot end the script"
+    match = re.search(r"const data = (\{.*\});\n", html)
+    assert match is not None
+    data = json.loads(match[1])
+    assert len(data["samples"]) == 2
+    for sample in data["samples"]:
+        tokens = list(sample["start"])
+        for frame in sample["frames"]:
+            assert len(frame["p"]) == len(tokens)
+            for position, token, kind in frame["moves"]:
+                assert kind in (1, 2, 3)
+                assert (kind == 1) == (tokens[position] == data["mask"])
+                tokens[position] = token
+        assert data["mask"] not in tokens
+        assert all(str(token) in data["tokens"] for token in tokens)
+    fixed = tmp_path / "fixed.html"
+    assert scdd("correct", "The river runs", "--trace", str(fixed))[0] == 0
+    assert "const data = {" in fixed.read_text(encoding="utf-8")
+
+
+def test_trace_gif(scdd, tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    path = tmp_path / "way.gif"
+    assert scdd("sample", "--steps", "5", "--trace", str(path))[0] == 0
+    with image.open(path) as opened:
+        assert opened.format == "GIF"
+        assert opened.n_frames == 5
+
+
+@pytest.mark.parametrize(
+    ("args", "reason"),
+    [
+        (["sample", "--sampler", "ancestrel"], "did you mean ancestral"),
+        (["sample", "--sampler", "remdm"], "ρ ≡ 1"),
+        (["sample", "--steps", "0"], "steps is 0"),
+        (["sample", "--num", "0"], "num is 0"),
+        (["sample", "--final", "argmax"], "final step"),
+        (["sample", "--top-p", "2"], "top_p"),
+        (["sample", "--process", "mdlm"], "ρ ≡ 1"),
+        (["sample", "--prompt", "x" * 60], "raise length"),
+        (["sample", "--prompt", "caf\udce9"], "UTF-8"),
+        (["sample", "--trace", "way.pdf"], ".html"),
+        (["sample", "--trace", "no/such/folder/way.html"], "does not exist"),
+        (["infill", "The river"], "nothing to fill in"),
+        (["infill", ""], "empty"),
+        (["correct", " "], "empty"),
+        (["correct", "word " * 200], "--blocks"),
+        (["correct", "--file", "no-such-file.txt"], "cannot be read"),
+        (["correct", "a", "--file", "b"], "twice"),
+        (["correct", "The river", "--freeze", "ocean"], "does not contain"),
+        (["correct", "The river", "--mode", "pass", "--trace", "x.html"], "--mode reverse"),
+        (["score", "word " * 200], "--blocks"),
+        (["score", "The river", "--strength", "2"], "strength"),
+    ],
+)
+def test_mistakes_are_one_sentence_and_exit_with_2(scdd, args: list[str], reason: str) -> None:
+    code, out, err = scdd(*args)
+    assert code == 2
+    assert out == ""
+    assert reason in err
+    assert err.startswith("error: ")
+    assert len(err.splitlines()) == 1
+
+
+def test_broken_utf8_and_missing_checkpoints(
+    scdd, model: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "stdin", Stdin(b"The \xff river"))
+    code, _, err = scdd("correct")
+    assert code == 2
+    assert "UTF-8" in err
+    (tmp_path / "bad.txt").write_bytes(b"\xfe\xff")
+    assert scdd("score", "--file", str(tmp_path / "bad.txt"))[0] == 2
+    for path in (tmp_path / "none", tmp_path):
+        code, _, err = scdd("sample", "--model", str(path), named=False)
+        assert code == 2
+        assert err.startswith("error: ")
+    damaged = tiny.checkpoint(tmp_path / "damaged")
+    (damaged / "model.safetensors").write_bytes(b"nonsense")
+    code, _, err = scdd("sample", "--model", str(damaged), named=False)
+    assert code == 2
+    assert "damaged" in err
+
+
+def test_live_view_shows_masks_and_corrections(scdd, monkeypatch: pytest.MonkeyPatch, model: str) -> None:
+    """The board drawn frame by frame, as the terminal would show it."""
+    from rich.console import Console
+
+    from scdd.cli.view import MASK, Board
+    from scdd.lm import load
+
+    lm = load(model, device="cpu")
+    board, shown = Board(lm), []
+    run = lm.start(5, seed=1, steps=12, record=True)
+    for progress in run:
+        console = Console(file=io.StringIO(), force_terminal=True, width=100, color_system="truecolor")
+        console.print(board.frame(progress))
+        shown.append(console.file.getvalue())  # type: ignore[attr-defined]
+    assert MASK in shown[0]
+    assert MASK not in shown[-1]
+    assert "2 more" in shown[0]
+    assert any("30;43m" in frame for frame in shown), "a correction flashes"
+    assert "step 12/12" in shown[-1]
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    code, _, err = scdd("sample", "--steps", "3")
+    assert code == 0
+    assert "evaluations" in err
+    for verb in ("correct", "score"):
+        assert scdd(verb, "The river runs")[0] == 0
+
+
+@pytest.mark.slow
+def test_demo_trains_samples_and_writes_its_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "demo.html"
+    assert (
+        main(["demo", "--seconds", "15", "--num", "1", "--steps", "8", "--trace", str(page), "--train"]) == 0
+    )
+    assert "corrections a token" in capsys.readouterr().out
+    assert page.stat().st_size > 5_000
