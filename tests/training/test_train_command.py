@@ -301,3 +301,15 @@ def test_tensorboard_and_jsonl_hold_the_curves(recipe_file: Path, tmp_path: Path
         "eta",
         "epoch",
     }
+
+
+@pytest.mark.parametrize("name", ["scdd", "ar"])
+def test_samples_are_logged_and_change_nothing(
+    name: str, recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short = (*SYSTEMS[name], "training.steps=6", "sampling.steps=3", "training.validate_every=100")
+    assert train(recipe_file, tmp_path / "watched", *short, "training.sample_every=3") == 0
+    assert capsys.readouterr().out.count("sample:") == 4, "two texts after step 3 and after step 6"
+    assert train(recipe_file, tmp_path / "plain", *short) == 0
+    watched, plain = (weights(tmp_path / run) for run in ("watched", "plain"))
+    assert all(torch.equal(watched[key], plain[key]) for key in plain)

@@ -12,8 +12,12 @@ from scdd.core.errors import UserError
 from scdd.recipe import Recipe, dumps, load, to_dict
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from scdd.build import Corpus
     from scdd.training import Log, World
+
+SAMPLES = 2  # texts logged every training.sample_every steps
 
 # What may differ from the recipe a run was started with: how long, how often, and on what, but never what is learnt.
 CHANGEABLE = frozenset(
@@ -63,6 +67,8 @@ def run(spec: Recipe, out: Path, device: str | None = None) -> None:
             data = _data(spec, out, here)
             trainer = build.trainer(spec, out, here, data)
             resumed = trainer.resume()
+            if spec.training.sample_every and here.kind != "fsdp":
+                trainer.sampler = _sampler(spec, data, trainer) if here.leads else None
             if here.leads:
                 _write(out / "recipe.yaml", dumps(spec))
                 trainer.log = log = _log(spec, out, trainer.step)
@@ -73,6 +79,24 @@ def run(spec: Recipe, out: Path, device: str | None = None) -> None:
         finally:
             if log is not None:
                 log.close()
+
+
+def _sampler(spec: Recipe, data: Corpus, trainer: Any) -> Callable[[int], list[str]]:
+    """A few texts from the network as it is, to be logged as training goes; the same seed every time."""
+    import torch
+
+    from scdd import build
+    from scdd.lm import LM
+
+    step = trainer.module
+    process = None if spec.process.kind == "ar" else build.process(spec.process, data.tokenizer.vocab)
+    lm = LM(step.network, process, data.tokenizer, data.length, spec.sampling, getattr(step, "quality", None))
+
+    def texts(_: int) -> list[str]:
+        with torch.autocast(lm.device.type, torch.bfloat16, enabled=step.bf16):
+            return [sample.text for sample in lm.generate(SAMPLES, seed=spec.seed)]
+
+    return texts
 
 
 def check_same(spec: Recipe, out: Path) -> None:
