@@ -9,7 +9,7 @@ from scdd.core import Head
 from scdd.ops.filters import Filters
 from scdd.ops.logits import chunks, compute_weights, raw_logits
 
-CANDIDATES = 256  # a nucleus is looked for among this many best tokens before a row is sorted whole
+CANDIDATES = (128, 1024)  # a nucleus is looked for among so many best tokens before a row is sorted whole
 
 
 def head_stats(hidden: Tensor, head: Head, z_t: Tensor, filters: Filters) -> tuple[Tensor, Tensor]:
@@ -58,14 +58,14 @@ def _weight_above(scores: Tensor, threshold: Tensor) -> Tensor:
 
 def _nucleus(scores: Tensor, log_total: Tensor, top_p: float) -> Tensor:
     """The lowest score whose strictly better tokens weigh less than top_p of the total."""
-    best = torch.topk(scores, min(CANDIDATES, scores.shape[1]), dim=1).values
-    threshold, found = _crossing(best, log_total, top_p)
-    missing = (
-        (~found).nonzero()[:, 0] if best.shape[1] < scores.shape[1] else found.new_empty(0, dtype=torch.int64)
-    )
-    if len(missing):
-        ordered = torch.sort(scores[missing], dim=1, descending=True).values
-        threshold[missing] = _crossing(ordered, log_total[missing], top_p)[0]
+    threshold, rows = torch.empty_like(log_total), torch.arange(len(scores), device=scores.device)
+    for candidates in (*CANDIDATES, scores.shape[1]):
+        count = min(candidates, scores.shape[1])
+        best = torch.topk(scores[rows], count, dim=1).values
+        threshold[rows], found = _crossing(best, log_total[rows], top_p)
+        rows = rows[~found]
+        if len(rows) == 0 or count == scores.shape[1]:
+            break
     return threshold
 
 
