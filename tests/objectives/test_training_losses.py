@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from scdd.core import UserError, Vocab
+from scdd.core import Levels, UserError, Vocab
 from scdd.models import DiT, DiTConfig, QualityHead
 from scdd.objectives import (
     Adaptive,
@@ -25,7 +25,7 @@ from scdd.objectives import (
     reconstruction,
 )
 from scdd.processes import GIDD, MDLM, SCDD
-from scdd.schedules import Masked, Peaked
+from scdd.schedules import Masked, Peaked, Schedule
 
 VOCAB = Vocab(size=12, mask_id=11)
 PROCESSES = {
@@ -233,3 +233,17 @@ def test_a_tally_is_the_ratio_and_its_standard_error() -> None:
     spread = torch.tensor(means).std().item()
     assert torch.tensor(errors).mean().item() == pytest.approx(spread, rel=0.15)
     assert found.ppl_error == pytest.approx(found.ppl * found.error)
+
+
+def test_a_schedule_that_does_not_start_clean_is_refused() -> None:
+    """Its bound would lack the reconstruction term, silently."""
+
+    class Late(Schedule):
+        """Peaked, looked at from t = 0.05 on."""
+
+        def at(self, t: Tensor) -> Levels:
+            levels = Peaked(0.2).at(0.05 + 0.95 * t.to(torch.float64))
+            return levels._replace(dgamma=0.95 * levels.dgamma, drho=0.95 * levels.drho)
+
+    with pytest.raises(UserError, match="does not start at γ_0 = ρ_0 = 1"):
+        DiffusionObjective(SCDD(Vocab(9, 8), Late()))

@@ -45,6 +45,12 @@ class DiffusionObjective(Objective):
                 f"objective.weighting dynamic weighs rates, and objective.steps is {self.times.steps}: "
                 "set objective.steps to null, or objective.weighting to elbo."
             )
+        start = process.levels(0.0)
+        if float(start.one_minus_gamma) > 0 or float(start.one_minus_rho) > 0:
+            raise UserError(
+                f"{process.schedule!r} does not start at γ_0 = ρ_0 = 1, and this objective has no reconstruction term for "
+                "the rest: let both levels be 1 at t = 0."
+            )
         noisy = bool(process.levels(0.5).one_minus_rho > 0)
         self.reported = TimeSampler(Power(2.0 if noisy else 1.0), self.times.steps)
 
