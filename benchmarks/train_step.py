@@ -41,7 +41,7 @@ class Setup:
         self.ema = EMA(self.model)
         shape = (args.batch, args.length)
         self.tokens = self.vocab.token(torch.randint(self.vocab.K, shape, device=args.device))
-        self.step = 0
+        self.step, self.norm = 0, torch.zeros(())
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """bfloat16 compute over float32 master weights on a GPU, plain float32 on a CPU."""
@@ -51,7 +51,7 @@ class Setup:
     def finish(self, loss: torch.Tensor) -> None:
         """Backward, clip, AdamW, EMA."""
         loss.backward()
-        self.optim.step(self.step)
+        self.norm = self.optim.step(self.step)
         self.ema.update()
         self.step += 1
 
@@ -129,6 +129,11 @@ def main() -> None:
     works = {name: work for name, work in works.items() if args.only in name or name.startswith("plain")}
     lines = []
     for name, work in works.items():
+        work()
+        if not setup.norm.isfinite():
+            raise SystemExit(
+                f"{name}: the gradient's norm is {setup.norm.item()}; a broken step is not worth timing"
+            )
         lines.append(result(name, measure(work, args.device, args.repeats), tokens, flops(setup), rate))
     lines.append(
         result("plain cross-entropy, again", measure(works[lines[0].name], args.device, args.repeats), tokens)
