@@ -2,8 +2,8 @@
 
     python benchmarks/nelbo_variance.py CHECKPOINT --text FILE --rows 32 --repeats 40
 
-Both estimate a text's bound from `--looks` evaluations a row. Ours keeps the constants, draws t = u^{2/a} over all of the
-grid and divides it evenly; the reference convention takes the cross-entropies of `eq:loss_zt` at independent uniform i ≥ 2.
+Both estimate a text's bound from `--looks` evaluations a row. Ours keeps the constants, draws times by importance over all
+of the grid and divides them evenly; the reference convention takes the cross-entropies of `eq:loss_zt` at independent uniform i ≥ 2.
 The ratio of their variances over repeated runs is how many more evaluations the reference convention needs for the same
 error, on top of not being the bound. Two variants between the two tell what the constants and the times are worth.
 """
@@ -72,9 +72,9 @@ def main() -> None:
     variants = {
         "reference convention (cross-entropies, uniform i >= 2)": runs("reference", ours),
         "exact bound, uniform independent i": runs("exact", uniform_times),
-        "ours (exact bound, t = u^p, divided evenly)": runs("exact", ours),
+        "ours (exact bound, importance-sampled, divided evenly)": runs("exact", ours),
     }
-    least = variants["ours (exact bound, t = u^p, divided evenly)"][0].var(ddof=1)
+    least = variants["ours (exact bound, importance-sampled, divided evenly)"][0].var(ddof=1)
     print(
         f"{len(held)} rows of {lm.context}, T = {args.steps}, {args.looks} looks a row, {args.repeats} runs, {subject.process}"
     )

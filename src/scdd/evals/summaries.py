@@ -1,0 +1,164 @@
+"""Tables from finished cells, a function for each kind of measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from scdd.evals.cells import Cell
+from scdd.evals.paper import paper, printed
+from scdd.evals.stats import stars
+from scdd.evals.tables import Entry, Table, number, plain, with_error
+
+
+def correction_table(cells: Sequence[Cell]) -> Table:
+    """`tab:correction_rate`, with the intrinsic rate and the excess that the paper leaves out."""
+    judged = any("judge" in cell.result for cell in cells)
+    rows = []
+    for cell in sorted(cells, key=lambda cell: (cell.label, cell.settings["nfe"])):
+        found, nfe = cell.result, cell.settings["nfe"]
+        beside = printed("tab:correction_rate", cell.made["paper"], "OWT", nfe)
+        entries = [
+            plain(cell.label),
+            plain(str(nfe)),
+            Entry(with_error(found["rate"], found["rate_error"]), paper=beside),
+            plain(number(found["intrinsic"], 3)),
+            plain(f"{found['excess']:+.3f}"),
+            plain(number(found["rate_per_step"], 3)),
+            plain(number(found["remasked"], 3)),
+        ]
+        rows.append([*entries, *(_worth(found) if judged else [])])
+    head = ["system", "evaluations", "corrections a token", "intrinsic", "excess", "per step", "remasked"]
+    notes = [
+        "Intrinsic: what a perfect denoiser would do, since the process draws noise and takes it back; the excess is the "
+        "model's. [ ] is the paper's measured rate on OWT.",
+    ]
+    if judged:
+        head += ["PPL before", "PPL after", "gain, nats a token", "PPL without correction"]
+        notes.append(
+            "Before: every position as it first became visible. Without correction: visible tokens never change, masks are "
+            "filled from x_θ alone. Gain by paired t-test, without correction by a test of two ratios: * p < 0.05, ** p < 0.01."
+        )
+    return Table("Self-correction", head, rows, notes)
+
+
+def _worth(found: dict[str, Any]) -> list[Entry]:
+    if "judge" not in found:
+        return [plain("–")] * 4
+    gain = found["benefit"]
+    without = found.get("ppl_uncorrected")
+    return [
+        plain(_ppl(found["ppl_before"])),
+        plain(_ppl(found["ppl_after"])),
+        plain(with_error(gain["value"], gain["error"]) + stars(gain["p"])),
+        plain("–" if without is None else _ppl(without) + stars(found["p_uncorrected"])),
+    ]
+
+
+def _ppl(found: dict[str, Any]) -> str:
+    return with_error(found["ppl"], found["error"])
+
+
+def recovery_table(cells: Sequence[Cell], compared: bool = True) -> Table:
+    """`tab:exact-recovery`, with the damage that the paper leaves out; typing errors have the same columns."""
+    known = paper()["tab:exact-recovery"]["rows"]
+    typing = bool(cells) and cells[0].kind == "typos"
+    rows = []
+    for cell in sorted(cells, key=lambda cell: (cell.label, cell.settings["last"], cell.settings["count"])):
+        found, asked = cell.result, cell.settings
+        values = known.get(asked["count"]) if compared and not typing and asked["last"] == 1 else None
+        beside = [None] * 4 if values is None else [f"{value:g}" for value, _ in values]
+        entries = [
+            plain(cell.label),
+            plain(f"{found['errors']:.1f}" if typing else str(asked["count"])),
+            plain(f"{asked['last']} of {asked['steps']}"),
+            *(
+                Entry(with_error(found[name]["value"], found[name]["error"]), paper=side)
+                for name, side in (("touch", beside[0]), ("recovery", beside[1]), ("damage", None))
+            ),
+        ]
+        if "judge" in found:
+            sides = (("clean", None), ("corrupted", beside[2]), ("repaired", beside[3]))
+            entries += [Entry(_ppl(found[f"ppl_{name}"]), paper=side) for name, side in sides]
+        else:
+            entries += [plain("–")] * 3
+        rows.append(entries)
+    head = ["system", "errors a text" if typing else "K", "steps", "touched", "recovered", "damaged"]
+    head += ["PPL clean", "PPL corrupted", "PPL repaired"]
+    unit = "words" if typing else "tokens"
+    notes = [
+        f"Touched and recovered: of the corrupted {unit}. Damaged: of all others. Errors are over texts."
+    ]
+    if typing:
+        notes.append("Errors are made as far as a text has words for them; a swapped pair counts as two.")
+    else:
+        notes.append("[ ] is the paper's value: SCDD (p_u=0.2) on OWT, judged by GPT-2 large.")
+    title = "Recovery from typing errors" if typing else "Recovery of random tokens"
+    return Table(title, head, rows, notes)
+
+
+def zero_shot_table(cells: Sequence[Cell]) -> Table:
+    """`tab:benchmark_accuracy`: accuracies in percent with their errors over questions."""
+    known = paper()["tab:benchmark_accuracy"]
+    columns = [task for task in known["columns"][:-1] if any(task in cell.result["tasks"] for cell in cells)]
+    more = sorted({task for cell in cells for task in cell.result["tasks"]} - set(columns))
+    rows = []
+    for cell in cells:
+        found = cell.result["tasks"]
+        values = known["rows"].get(cell.made["paper"] or "")
+        entries = [plain(cell.label)]
+        for task in (*columns, *more):
+            beside = f"{values[known['columns'].index(task)]:.2f}" if values and task in columns else None
+            one = found.get(task)
+            shown = "–" if one is None else with_error(100 * one["acc"], 100 * one["error"])
+            entries.append(Entry(shown, paper=beside))
+        mean = sum(one["acc"] for one in found.values()) / len(found)
+        whole = f"{values[-1]:.2f}" if values and set(columns) == set(known["columns"][:-1]) else None
+        rows.append([*entries, Entry(f"{100 * mean:.2f}", paper=whole)])
+    notes = [
+        "Percent of questions whose best-scored answer is right; [ ] is the paper's. ± is over the questions."
+    ]
+    return Table("Zero-shot accuracy", ["system", *columns, *more, "mean"], rows, notes)
+
+
+def judge_table(cells: Sequence[Cell]) -> Table:
+    """`tab:matched_compact` and `tab:crossratio_compact`: first (second), with the paper's marks."""
+    ordered = sorted(cells, key=lambda cell: cell.settings["nfe"])
+    columns = [cell.settings["nfe"] for cell in ordered]
+    rows = []
+    for aspect in ("clarity", "grammaticality", "factuality", "style", "creativity"):
+        entries = [plain(aspect)]
+        for cell in ordered:
+            found = cell.result["aspects"][aspect]
+            better = found["p"] < 0.05 and found["first"] > found["second"]
+            entries.append(Entry(f"{found['first']:.2f} ({found['second']:.2f}){stars(found['p'])}", better))
+        rows.append(entries)
+    wins = [plain("win rate")]
+    for cell in ordered:
+        found = cell.result["wins"]
+        share = "–" if found["rate"] is None else f"{100 * found['rate']:.1f} %"
+        wins.append(Entry(f"{share}{stars(found['p'] if found['p'] is not None else 1.0)}"))
+    rows.append(wins)
+    first, second = ordered[0].result["systems"]
+    notes = [
+        f"{first} ({second}), mean scores from 1 to 10 by {ordered[0].result['model']} on the same corrupted inputs; "
+        "paired t-tests, binomial test of the wins (ties apart): * p < 0.05, ** p < 0.01.",
+    ]
+    return Table(f"LLM as judge: {first} against {second}", ["", *map(str, columns)], rows, notes)
+
+
+def mauve_table(cells: Sequence[Cell]) -> Table:
+    """MAUVE by system and budget; the error is over the seeds of its clustering."""
+    rows = [
+        [
+            plain(cell.label),
+            plain(str(cell.settings["nfe"])),
+            plain(with_error(cell.result["value"], cell.result["error"])),
+            plain(cell.result["features"]),
+        ]
+        for cell in sorted(cells, key=lambda cell: (cell.label, cell.settings["nfe"]))
+    ]
+    notes = [
+        "1 is as human as the human texts; only numbers of equal sample sizes and features can be compared."
+    ]
+    return Table("MAUVE", ["system", "evaluations", "MAUVE", "features"], rows, notes)

@@ -1,0 +1,42 @@
+"""Tiny checkpoints, made once for all tests of the room."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scdd.evals.subject import Subject, open_subject
+from tests import tiny
+
+AR = ("process.kind=ar", "objective.kind=ar", "sampling.sampler.kind=ar")
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("checkpoints")
+    process = tiny.RECIPE.split("process: ")[1].splitlines()[0]
+    assert process == "{kind: scdd}"
+    return {
+        "scdd": tiny.checkpoint(folder / "scdd"),
+        "gidd": tiny.checkpoint(folder / "gidd", "process.kind=gidd"),
+        "mdlm": tiny.checkpoint(folder / "mdlm", *tiny.MASKED),
+        "ar": tiny.checkpoint(folder / "ar", *AR, causal=True),
+    }
+
+
+@pytest.fixture(scope="session")
+def scdd(checkpoints: dict[str, Path]) -> Subject:
+    return open_subject(checkpoints["scdd"], device="cpu")
+
+
+@pytest.fixture(scope="session")
+def ar(checkpoints: dict[str, Path]) -> Subject:
+    return open_subject(checkpoints["ar"], device="cpu")
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text(tiny.TEXT * 8, encoding="utf-8")
+    return path

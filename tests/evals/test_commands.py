@@ -1,0 +1,365 @@
+"""The verbs end to end on tiny checkpoints: tables, JSON, cells that are kept, the report, several ranks, refusals."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scdd.cli.main import main
+from scdd.evals.cells import Cell, Store, digest, parsed, read_cells
+from scdd.evals.compare import best_of, generation_table
+from scdd.evals.frontier import Point, pareto
+from scdd.evals.generation import Way
+from scdd.evals.paper import paper, paper_name, printed
+from scdd.evals.subject import Subject, open_subject
+from scdd.evals.systems import parse_system
+from scdd.evals.tables import Entry, Table, number, with_error
+
+
+def run(capsys: pytest.CaptureFixture[str], *command: str) -> list[dict[str, Any]]:
+    assert main([*command, "--json"]) == 0, capsys.readouterr().err
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_likelihood(
+    tmp_path: Path, text: Path, checkpoints: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = ("--out", str(tmp_path / "out"))
+    models = [f"--model={name}={path}" for name, path in checkpoints.items()]
+    cells = run(capsys, "eval", "likelihood", *models, "--text", str(text), "--looks", "2", *out)
+    assert [cell["label"] for cell in cells] == ["scdd", "gidd", "mdlm", "ar"]
+    for cell in cells:
+        assert cell["result"]["bits_per_byte"] > 0
+        assert cell["result"]["bytes"] == len(text.read_text())
+        assert cell["made"]["recipe"].startswith("name: tiny")
+        assert cell["made"]["versions"]["scdd"]
+    assert cells[3]["result"]["error"] == 0.0
+    files = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*.json")}
+    again = run(capsys, "eval", "likelihood", *models, "--text", str(text), "--looks", "2", *out)
+    assert again == cells
+    assert files == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*.json")}, (
+        "not measured again"
+    )
+    assert main(["eval", "likelihood", *models, "--text", str(text), "--looks", "2", *out]) == 0
+    assert "| scdd |" in capsys.readouterr().out
+    reference = run(
+        capsys,
+        "eval",
+        "likelihood",
+        models[0],
+        "--text",
+        str(text),
+        "--steps",
+        "50",
+        "--convention",
+        "reference",
+        *out,
+    )
+    assert reference[0]["result"]["nats"] != cells[0]["result"]["nats"]
+
+
+def test_compare_and_report(
+    tmp_path: Path, text: Path, checkpoints: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    out, judge = str(tmp_path / "out"), str(checkpoints["ar"])
+    systems = [f"ours={checkpoints['scdd']}", f"re={checkpoints['mdlm']},sampler=remdm-cap,top_p=0.9"]
+    compared = ("--judge", judge, "--steps", "2,4", "--num", "6", "--text", str(text), "--looks", "2")
+    cells = run(capsys, "eval", "compare", *systems, *compared, "--out", out)
+    assert [cell["kind"] for cell in cells] == ["likelihood"] * 2 + ["generation"] * 4
+    for cell in cells[2:]:
+        assert cell["result"]["nfe"]["value"] == cell["settings"]["nfe"], "equal evaluations"
+    model = f"--model=ours={checkpoints['scdd']}"
+    run(
+        capsys,
+        "eval",
+        "generation",
+        model,
+        "--judge",
+        judge,
+        "--steps",
+        "2",
+        "--temperature",
+        "0.7,1.0",
+        "--num",
+        "4",
+        "--out",
+        out,
+    )
+    run(capsys, "eval", "correction", model, "--judge", judge, "--steps", "2,4", "--num", "4", "--out", out)
+    run(
+        capsys,
+        "eval",
+        "recovery",
+        model,
+        "--k",
+        "2,3",
+        "--num",
+        "3",
+        "--last",
+        "1",
+        "--steps",
+        "8",
+        "--text",
+        str(text),
+        "--out",
+        out,
+    )
+    page = tmp_path / "report.html"
+    assert main(["report", out, "--out", str(page), "--title", "Ours & <theirs>"]) == 0
+    shown, plain = page.read_text(), page.with_suffix(".md").read_text()
+    for heading in (
+        "Likelihood",
+        "Generation",
+        "Self-correction",
+        "Recovery",
+        "Typing errors",
+        "Samples",
+        "Provenance",
+    ):
+        assert f"<h2>{heading}</h2>" in shown
+    assert shown.count("<svg") == 5
+    assert "Ours &amp; &lt;theirs&gt;" in shown
+    assert "#123456" not in shown
+    assert "currentColor" in shown
+    assert not re.search(r'(src|href)="(?!#)', shown), "nothing is fetched"
+    assert "http" not in re.sub(
+        r'(xmlns(:\w+)?|resource)="http[^"]*"|<!DOCTYPE[^>]*>|rdf:about="[^"]*"|http://purl[^<"]*', "", shown
+    )
+    ids = re.findall(r' id="([^"]+)"', shown)
+    assert len(ids) == len(set(ids))
+    for cell in read_cells(out):
+        if cell.kind not in ("samples",):
+            assert cell.hash in plain
+    assert "recipe" in plain.lower()
+    assert "kind: dit" in plain
+
+
+def test_default_texts_are_the_recipes_own(
+    tmp_path: Path, checkpoints: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = str(checkpoints["scdd"])
+    cells = run(
+        capsys, "eval", "likelihood", "--model", model, "--limit", "2", "--looks", "2", "--out", str(tmp_path)
+    )
+    assert cells[0]["result"]["sequences"] == 2
+
+
+@pytest.mark.parametrize(
+    ("command", "cure"),
+    [
+        (["eval", "likelihood", "--model", "nowhere"], "no checkpoint folder"),
+        (["eval", "likelihood", "--model", "a=x", "--model", "a=y"], "Two systems are called a"),
+        (["eval", "likelihood", "--looks", "3"], "even number"),
+        (["eval", "likelihood", "--convention", "mine"], "exact or reference"),
+        (["eval", "likelihood", "--corpus", "C4"], "LM1B or OWT"),
+        (["eval", "generation", "--steps", "0"], "positive numbers"),
+        (["eval", "generation", "--top-p", "x"], "list of numbers"),
+        (["eval", "compare", "a=b,wrong=1"], "choose from"),
+        (["eval", "compare", "a=b,top_p=much"], "is not a number"),
+        (["eval", "compare", "a="], "names no checkpoint"),
+        (["eval", "judge", "a=b", "--llm", "x"], "give two"),
+        (["report", "nowhere"], "not a folder"),
+        (["report", ".", "--out", "x.pdf"], "ends in .html"),
+    ],
+)
+def test_refusals(
+    command: list[str],
+    cure: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(command) == 2
+    assert cure in capsys.readouterr().err
+
+
+def test_an_empty_folder_has_no_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(tmp_path)]) == 2
+    assert "holds no measurements" in capsys.readouterr().err
+
+
+def test_help_needs_no_torch() -> None:
+    code = "import sys; from scdd.cli.main import main; main(['eval', '--help']); assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for verb in ("likelihood", "generation", "correction", "recovery", "zero-shot", "judge", "compare"):
+        assert verb in done.stdout
+
+
+@pytest.mark.dist
+def test_two_ranks_measure_the_same(
+    tmp_path: Path, text: Path, checkpoints: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = f"m={checkpoints['scdd']}"
+    asked = [
+        ["eval", "likelihood", "--model", model, "--text", str(text), "--looks", "2"],
+        [
+            "eval",
+            "correction",
+            "--model",
+            model,
+            "--steps",
+            "3",
+            "--samples",
+            "5",
+            "--judge",
+            str(checkpoints["ar"]),
+        ],
+    ]
+    alone = [run(capsys, *command, "--out", str(tmp_path / "one"))[0] for command in asked]
+    for command, expected in zip(asked, alone, strict=True):
+        launched = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node",
+            "2",
+            "--standalone",
+            "-m",
+            "scdd",
+            *command,
+        ]
+        done = subprocess.run(
+            [*launched, "--out", str(tmp_path / "two"), "--json", "--device", "cpu"],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            timeout=200,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        assert len(lines) == 1, "only rank 0 prints"
+        assert lines[0]["made"]["ranks"] == 2
+        assert lines[0]["hash"] == expected["hash"]
+        flat, also = _flat(lines[0]["result"]), _flat(expected["result"])
+        assert flat.keys() == also.keys()
+        for key, value in flat.items():
+            assert value == pytest.approx(also[key], rel=1e-4, nan_ok=True), key
+
+
+def _flat(tree: Any, path: str = "") -> dict[str, float]:
+    if isinstance(tree, dict):
+        return {k: v for key, node in tree.items() for k, v in _flat(node, f"{path}.{key}").items()}
+    if isinstance(tree, list):
+        return {k: v for i, node in enumerate(tree) for k, v in _flat(node, f"{path}.{i}").items()}
+    return {path: tree} if isinstance(tree, int | float) else {}
+
+
+# -- the parts ------------------------------------------------------------------------------------------------------
+
+
+def test_a_cell_is_its_settings(tmp_path: Path, scdd: Subject) -> None:
+    store, calls = Store(tmp_path), []
+
+    def measure() -> dict[str, Any]:
+        calls.append(1)
+        return {"value": len(calls)}
+
+    first = store.cell("kind", scdd, {"a": 1, "b": (2, 3)}, measure)
+    assert store.cell("kind", scdd, {"b": [2, 3], "a": 1}, measure).result == first.result
+    assert store.cell("kind", scdd, {"a": 2, "b": [2, 3]}, measure).result == {"value": 2}
+    assert store.cell("other", scdd, {"a": 1, "b": [2, 3]}, measure).result == {"value": 3}
+    assert first.hash == digest("kind", first.settings)
+    assert first.path is not None
+    first.path.write_text("{")
+    with pytest.raises(Exception, match="delete it"):
+        store.cell("kind", scdd, {"a": 1, "b": (2, 3)}, measure)
+    assert parsed(json.dumps(first.json()), tmp_path / "x").result == first.result
+
+
+def test_identity_is_the_weights(checkpoints: dict[str, Path], scdd: Subject, tmp_path: Path) -> None:
+    moved = tmp_path / "moved"
+    os.symlink(checkpoints["scdd"], moved)
+    assert open_subject(moved, device="cpu").identity == scdd.identity
+    assert open_subject(checkpoints["scdd"], process="gidd", device="cpu").identity != scdd.identity
+
+
+def _made(ppl: float, spread: float, label: str = "x", nfe: int = 8, name: str | None = None) -> Cell:
+    import math
+
+    tokens = [100.0] * 50
+    nats = [100 * math.log(ppl) + spread * (-1) ** i for i in range(50)]
+    result = {
+        **{"ppl": ppl, "error": ppl * spread / 700, "nats": nats, "tokens": tokens, "judge": "j"},
+        **{"nfe": {"value": nfe}, "diversity": {"entropy": {"value": 1.0, "error": 0.1}}},
+    }
+    return Cell("generation", label, {"nfe": nfe}, result, {"paper": name})
+
+
+def test_bold_is_significant() -> None:
+    clear = {"a": _made(10.0, 1.0), "b": _made(12.0, 1.0), "c": _made(11.0, 1.0)}
+    assert best_of(clear) == "a"
+    assert best_of({"a": _made(10.0, 90.0), "b": _made(10.1, 90.0)}) is None
+    assert best_of({"a": _made(10.0, 1.0)}) is None
+    table = generation_table(
+        {"a": {32: _made(60.0, 1.0, nfe=32, name="SCDD (p_u=0.2)")}, "b": {32: _made(90.0, 1.0, nfe=32)}}
+    )
+    assert table.rows[0][1].bold
+    assert table.rows[0][1].paper == "74.5"
+    assert table.rows[1][1].paper is None
+    unfair = generation_table({"a": {8: _made(5.0, 1.0, nfe=9)}, "b": {8: _made(9.0, 1.0)}})
+    assert not unfair.rows[0][1].bold
+    assert any("left out" in note for note in unfair.notes)
+
+
+def test_the_papers_numbers() -> None:
+    assert printed("tab:genppl-comparison", "SCDD (p_u=0.2)", "OWT", 1024) == "55.7"
+    assert printed("tab:genppl-comparison", "ReMDM-Cap 0.01", "LM1B", 256) == "96.8"
+    assert printed("tab:entropy-comparison", "MDLM", "OWT", 32) == "5.26"
+    assert printed("tab:genppl-comparison", None, "OWT", 32) is None
+    assert printed("tab:genppl-comparison", "MDLM", "OWT", 33) is None
+    for label, table in paper().items():
+        assert label.startswith("tab:")
+        for row in table["rows"].values():
+            if isinstance(row, dict):
+                assert all(len(values) == len(table["steps"][corpus]) for corpus, values in row.items())
+            else:
+                assert len(row) == len(table.get("columns") or table["steps"])
+
+
+def test_names_of_the_papers_systems(checkpoints: dict[str, Path], scdd: Subject) -> None:
+    assert paper_name(scdd, None) == f"SCDD (p_u={scdd.process.schedule.p_u:g})"  # type: ignore[union-attr]
+    masked = open_subject(checkpoints["mdlm"], device="cpu")
+    assert [paper_name(masked, name) for name in (None, "remdm-conf", "p2")] == [
+        "MDLM",
+        "ReMDM-Confidence",
+        None,
+    ]
+    assert (paper_name(open_subject(checkpoints["gidd"], device="cpu"), None) or "").startswith("GIDD+")
+
+
+def test_systems_are_read() -> None:
+    system = parse_system("a=runs/x,sampler=remdm-cap,top_p=0.9,process=gidd")
+    assert (system.label, system.source, system.process) == ("a", "runs/x", "gidd")
+    assert system.ways(Way(4, 8)) == Way(4, 8, sampler="remdm-cap", top_p=0.9)
+    assert parse_system("runs/y/").label == "y"
+    assert parse_system("bundled").source is None
+
+
+def test_pareto() -> None:
+    a, b, c, d = (
+        Point("x", 8, 1.0, 1.0, ppl, entropy) for ppl, entropy in ((10, 2), (20, 3), (25, 2.5), (10, 2))
+    )
+    assert pareto([a, b, c]) == {a, b}
+    assert pareto([a, d]) == {a}
+    other = Point("x", 16, 1.0, 1.0, 1.0, 9.0)
+    assert pareto([a, other]) == {a, other}, "other budgets do not count"
+
+
+def test_tables() -> None:
+    assert with_error(12.3456, 0.234) == "12.35 ± 0.23"
+    assert with_error(1234.5, 67.0) == "1234 ± 67"
+    assert number(float("nan")) == "–"
+    table = Table("T", ["", "a"], [[Entry("x|y"), Entry("1", bold=True, paper="2")]], ["note"])
+    assert "x\\|y" in table.markdown()
+    assert "**1** [2]" in table.markdown()
+    assert "<b>1</b>" in table.html()

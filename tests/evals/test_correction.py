@@ -1,0 +1,118 @@
+"""Corrections: a perfect denoiser makes the intrinsic ones and no others, and the ablation makes none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from scdd.core import UserError, Vocab
+from scdd.evals.cells import ALONE, Store
+from scdd.evals.correction import Uncorrected, cumulative, rates
+from scdd.evals.gen_ppl import OwnJudge
+from scdd.evals.generation import Way, draw, settings_of
+from scdd.evals.measure import measure_correction
+from scdd.evals.subject import Subject, open_subject
+from scdd.evals.walk import Engine, walk
+from scdd.lm.run import Settings
+from scdd.ops import NO_FILTERS
+from scdd.processes import GIDD, SCDD, Process
+from scdd.samplers import Ancestral, grid
+from scdd.schedules import Peaked
+from tests.samplers.tables import Truth, table
+
+VOCAB = Vocab(9, 8)
+
+
+@pytest.mark.parametrize("kind", [SCDD, GIDD])
+def test_a_perfect_denoiser_corrects_at_the_intrinsic_rate(kind: type[Process]) -> None:
+    process = kind(VOCAB, Peaked(0.3))
+    x = torch.arange(40) % VOCAB.K
+    settings = Settings(Ancestral(), grid("uniform", 12), NO_FILTERS, batch_size=100, together=100)
+    z = torch.full((200, 40), VOCAB.mask_id)
+    walked = walk(Engine(Truth(x, VOCAB), process), settings, z, None, range(200))
+    assert (walked.tokens == x).all()
+    assert (walked.nfe == 12).all()
+    found = rates(walked.moves, 40, process, settings.grid)
+    assert abs(found["excess"]) < 4 * found["rate_error"]
+    assert found["rate"] > 0.1, "or the comparison says nothing"
+    assert found["rate_per_step"] == pytest.approx(found["rate"] / 12)
+    assert abs(found["remasked"] - found["intrinsic_remasked"]) < 4 * found["remasked_error"] + 1e-12
+    assert found["cumulative"][-1] == pytest.approx(1.0)
+    drift = max(abs(a - b) for a, b in zip(found["cumulative"], found["intrinsic_cumulative"], strict=True))
+    assert drift < 0.05
+
+
+def test_without_correction_visible_tokens_stay() -> None:
+    process = SCDD(VOCAB, Peaked(0.3))
+    settings = Settings(Uncorrected(Ancestral()), grid("uniform", 8), NO_FILTERS, batch_size=50, together=50)
+    z = torch.full((50, 20), VOCAB.mask_id)
+    z[:, 3] = 5
+    walked = walk(Engine(table(VOCAB), process), settings, z, None, range(50))
+    assert (walked.tokens != VOCAB.mask_id).all()
+    assert (walked.tokens[:, 3] == 5).all()
+    assert walked.moves[..., 1].sum() == 0
+    assert walked.moves[..., 2].sum() == 0
+    assert (walked.first == walked.tokens).all()
+    # noise is never drawn either: a perfect denoiser is still perfect
+    x = torch.arange(20) % VOCAB.K
+    right = walk(
+        Engine(Truth(x, VOCAB), process), settings, torch.full((50, 20), VOCAB.mask_id), None, range(50)
+    )
+    assert (right.tokens == x).all()
+
+
+def test_first_tokens_are_the_text_before_its_corrections() -> None:
+    process = SCDD(VOCAB, Peaked(0.3))
+    settings = Settings(Ancestral(), grid("uniform", 8), NO_FILTERS, batch_size=50, together=50)
+    walked = walk(
+        Engine(table(VOCAB), process), settings, torch.full((50, 20), VOCAB.mask_id), None, range(50)
+    )
+    changed = (walked.first != walked.tokens).sum()
+    assert 0 < changed <= walked.moves[..., 1].sum()
+
+
+def test_cumulative_of_nothing() -> None:
+    assert cumulative(torch.zeros(3, dtype=torch.float64)) == [0.0, 0.0, 0.0]
+    assert cumulative(torch.tensor([1.0, 0.0, 3.0])) == [0.25, 0.25, 1.0]
+
+
+def test_samples_do_not_depend_on_the_batch(scdd: Subject) -> None:
+    way = Way(num=5, nfe=4)
+    a, b = draw(scdd, way, ALONE, batch_size=2), draw(scdd, way, ALONE, batch_size=5, looking=False)
+    assert a.texts == b.texts
+    assert a.nfe == [4] * 5
+    assert a.texts == [s.text for s in scdd.lm.generate(5, steps=4)], "the same texts as `scdd sample` gives"
+
+
+def test_equal_evaluations(scdd: Subject) -> None:
+    """Rounds after the walk come out of the same budget; a final step that is left out gives one back."""
+    assert len(settings_of(scdd, Way(1, 8), 1).grid) - 1 == 8
+    assert len(settings_of(scdd, Way(1, 8, final="none"), 1).grid) - 1 == 9
+    with pytest.raises(UserError, match="leaves none"):
+        settings_of(scdd, Way(1, 8, sampler="gidd-correct"), 1)
+    assert len(settings_of(scdd, Way(1, 70, sampler="gidd-correct"), 1).grid) - 1 == 6
+    assert draw(scdd, Way(2, 3, final="none"), ALONE).nfe == [3, 3]
+
+
+def test_worth_of_corrections(tmp_path: Path, scdd: Subject, ar: Subject) -> None:
+    judge = OwnJudge(ar)
+    store = Store(tmp_path)
+    cell = measure_correction(store, scdd, Way(6, 4), judge)
+    found = cell.result
+    assert {"rate", "intrinsic", "excess", "benefit", "ppl_before", "ppl_after", "ppl_uncorrected"} <= set(
+        found
+    )
+    assert found["excess"] == pytest.approx(found["rate"] - found["intrinsic"])
+    again = measure_correction(store, replace(scdd, label="other"), Way(6, 4), judge)
+    assert again.result == found
+    assert again.label == "other"
+
+
+def test_refuses_autoregression(tmp_path: Path, ar: Subject, checkpoints: dict[str, Path]) -> None:
+    with pytest.raises(UserError, match="corrects nothing"):
+        measure_correction(Store(tmp_path), ar, Way(2, 2))
+    masked = open_subject(checkpoints["mdlm"], device="cpu")
+    assert measure_correction(Store(tmp_path), masked, Way(2, 2)).result["rate"] == 0.0

@@ -1,0 +1,149 @@
+"""Judges: our own, and any of transformers'; the number must not depend on the batch or on windows' places."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from scdd.core import UserError
+from scdd.data.corpus import discover, documents
+from scdd.evals.diversity import mauve
+from scdd.evals.gen_ppl import HubJudge, OwnJudge, Scored, gen_ppl, open_judge
+from scdd.evals.likelihood import likelihood
+from scdd.evals.subject import Subject
+from tests import tiny
+
+TEXTS = [
+    "The river runs to the sea.",
+    "",
+    "a",
+    "The falcon flies over the lazy dog, and the quick brown fox jumps.",
+]
+
+
+def test_own_judge_is_the_models_likelihood(ar: Subject) -> None:
+    found = OwnJudge(ar).score(TEXTS)
+    tokens = ar.lm.tokenizer.encode(TEXTS[0])
+    row = [ar.lm.tokenizer.bos_id, *tokens]
+    assert found[0].tokens == len(tokens)
+    assert found[0].nats == pytest.approx(likelihood(ar.lm.network, None, [row])[0].nats[0], rel=1e-5)
+    assert found[1] == Scored(0.0, 0)
+
+
+def test_own_judge_reads_long_texts_in_windows(ar: Subject) -> None:
+    """Every token is scored once, with half a window of context at least."""
+    text = tiny.TEXT * 3
+    found = OwnJudge(ar).score([text])[0]
+    assert found.tokens == len(ar.lm.tokenizer.encode(text)) > 2 * ar.lm.context
+    assert 0 < found.nats / found.tokens < 20
+
+
+def test_a_diffusion_model_is_no_judge(checkpoints: dict[str, Path]) -> None:
+    with pytest.raises(UserError, match="must be autoregressive"):
+        open_judge(str(checkpoints["scdd"]))
+    assert isinstance(open_judge(str(checkpoints["ar"])), OwnJudge)
+
+
+def test_perplexity_is_over_tokens_not_texts() -> None:
+    found = gen_ppl([Scored(10.0, 10), Scored(60.0, 30), Scored(0.0, 0)])
+    assert found["ppl"] == pytest.approx(math.exp(70 / 40))
+    assert found["low"] <= found["ppl"] <= found["high"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A GPT-2 of random weights with our tokenizer, as transformers stores one."""
+    transformers = pytest.importorskip("transformers")
+    import torch
+
+    where = tmp_path_factory.mktemp("judge")
+    torch.manual_seed(0)
+    tokenizer = tiny.tokenizer()
+    config = transformers.GPT2Config(
+        vocab_size=tokenizer.size, n_positions=32, n_embd=32, n_layer=2, n_head=2
+    )
+    model = transformers.GPT2LMHeadModel(config)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(where)
+    tokenizer.save(where / "tokenizer.json")
+    (where / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+    return where
+
+
+def test_hub_judge_does_not_mind_the_batch(folder: Path) -> None:
+    texts = [*TEXTS, tiny.TEXT * 2]
+    alone, together = (HubJudge(str(folder), batch_size=size).score(texts) for size in (1, 5))
+    for a, b in zip(alone, together, strict=True):
+        assert a.tokens == b.tokens
+        assert a.nats == pytest.approx(b.nats, rel=1e-4)
+    assert alone[1] == alone[2] == Scored(0.0, 0), "the first token is given"
+
+
+def test_hub_judge_is_the_chain_rule(folder: Path) -> None:
+    """Against the model asked token by token, within one window."""
+    import torch
+
+    judge = HubJudge(str(folder))
+    ids = judge.tokenizer(TEXTS[0], add_special_tokens=False)["input_ids"]
+    expected = 0.0
+    with torch.no_grad():
+        for i in range(1, len(ids)):
+            logits = judge.model(input_ids=torch.tensor([ids[:i]])).logits[0, -1]
+            expected -= float(torch.log_softmax(logits, -1)[ids[i]])
+    found = judge.score([TEXTS[0]])[0]
+    assert found.nats == pytest.approx(expected, rel=1e-4)
+    assert found.tokens == len(ids) - 1
+
+
+def test_hub_judge_scores_every_token_of_a_long_text_once(folder: Path) -> None:
+    judge = HubJudge(str(folder))
+    text = tiny.TEXT * 2
+    count = len(judge.tokenizer(text, add_special_tokens=False)["input_ids"])
+    assert count > 2 * judge.context
+    assert judge.score([text])[0].tokens == count - 1
+    assert judge.features([text, "a"]).shape == (2, 32)
+
+
+def test_mauve_tells_other_texts_from_the_same(folder: Path) -> None:
+    pytest.importorskip("mauve")
+    judge = HubJudge(str(folder))
+    words = tiny.TEXT.split()
+    rng = Random(0)
+    real = [" ".join(words[i % 20 : i % 20 + 6]) for i in range(60)]
+    other = [" ".join(rng.choice("xyzq") * 3 for _ in range(8)) for _ in range(60)]
+    same, apart = mauve(real[::2], real[1::2], judge, seeds=(0, 1)), mauve(other, real, judge, seeds=(0, 1))
+    assert len(same["scores"]) == 2
+    assert 0 < apart["value"] < same["value"] <= 1
+
+
+def test_an_unknown_judge_names_the_cure() -> None:
+    pytest.importorskip("transformers")
+    with pytest.raises(UserError, match="hub name, folder or"):
+        HubJudge("/nowhere/at/all")
+    with pytest.raises(UserError, match="does not exist"):
+        HubJudge("/nowhere/at/all.gguf")
+
+
+@pytest.mark.data
+@pytest.mark.slow
+@pytest.mark.skipif(
+    "SCDD_JUDGE" not in os.environ, reason="SCDD_JUDGE names no .gguf file or folder of a judge"
+)
+def test_a_real_judge_tells_text_from_shuffled_words(data_folder: Path) -> None:
+    """SmolLM2-135M finds Wikipedia plausible (PPL about 20) and the same words shuffled not (about 450)."""
+    judge = HubJudge(os.environ["SCDD_JUDGE"], batch_size=4)
+    sources = discover([str(data_folder / "wiki-en" / "valid.jsonl.xz")])
+    texts = [text[:800] for text, _ in zip(documents(sources), range(16), strict=False)]
+    rng = Random(0)
+    shuffled = [" ".join(rng.sample(words, len(words))) for words in (text.split() for text in texts)]
+    real, mixed = gen_ppl(judge.score(texts)), gen_ppl(judge.score(shuffled))
+    assert 12 < real["ppl"] < 32
+    assert 300 < mixed["ppl"] < 800
+    few = gen_ppl(HubJudge(os.environ["SCDD_JUDGE"], batch_size=1).score(texts[:3]))
+    assert few["nats"] == pytest.approx(real["nats"][:3], rel=1e-3)

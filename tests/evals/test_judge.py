@@ -1,0 +1,256 @@
+"""The LLM judge against a real local server that speaks the API: cached, resumed, retried, and tested fairly."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scdd.cli.main import main
+from scdd.core import UserError
+from scdd.evals.answers import ASPECTS, Asker, Server, parse_scores, parse_winner
+from scdd.evals.cells import Store
+from scdd.evals.judge import Matched, denoised, estimate, measure_judge, prompts, verdict
+from scdd.evals.subject import Subject, open_subject
+from scdd.evals.texts import rows, stream
+from tests import tiny
+
+pytest.importorskip("openai")
+
+
+class Model:
+    """A judge that likes long texts: the score of every aspect is the number of words, the longer text wins."""
+
+    def __init__(self) -> None:
+        self.seen: list[dict[str, Any]] = []
+        self.spoil = 0  # answers that come out broken first
+        self.fail = 0  # requests refused with a server error first
+
+    def answer(self, request: dict[str, Any]) -> str:
+        self.seen.append(request)
+        if self.spoil:
+            self.spoil -= 1
+            return "I would rather not say."
+        prompt = request["messages"][0]["content"]
+        parts = prompt.split("```")
+        if "Text A:" in prompt:
+            a, b = len(parts[1].split()), len(parts[3].split())
+            winner = "tie" if a == b else "A" if a > b else "B"
+            return json.dumps({"reasoning": "longer", "winner": winner})
+        score = min(10, max(1, len(parts[1].split())))
+        answer = json.dumps({aspect: {"reasoning": "words", "score": score} for aspect in ASPECTS})
+        return f"```json\n{answer}\n```" if len(self.seen) % 2 else answer
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Model, str]]:
+    model = Model()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            assert self.path == "/v1/chat/completions"
+            assert self.headers["Authorization"] == "Bearer a-key"
+            if model.fail:
+                model.fail -= 1
+                self.send_response(500)
+                self.end_headers()
+                return
+            message = {"role": "assistant", "content": model.answer(request)}
+            choice = {"index": 0, "message": message, "finish_reason": "stop"}
+            body = json.dumps(
+                {
+                    "id": "1",
+                    "object": "chat.completion",
+                    "created": 0,
+                    "model": request["model"],
+                    "choices": [choice],
+                }
+            ).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    running = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=running.serve_forever, daemon=True)
+    thread.start()
+    monkeypatch.setenv("OPENAI_API_KEY", "a-key")
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    yield model, f"http://127.0.0.1:{running.server_address[1]}/v1"
+    running.shutdown()
+    running.server_close()
+
+
+LONG, SHORT = (
+    ["one two three four five", "one two three four", "a b c d e f"],
+    ["one two", "one two three four", "a"],
+)
+
+
+def test_verdict(server: tuple[Model, str], tmp_path: Path) -> None:
+    model, url = server
+    asker = Asker(Server("words", url), tmp_path / "answers.jsonl")
+    found = verdict(asker, LONG, SHORT)
+    assert found["aspects"]["style"]["first"] == pytest.approx(5.0)
+    assert found["aspects"]["style"]["second"] == pytest.approx(7 / 3)
+    assert found["wins"] == {"first": 2, "second": 0, "ties": 1, "rate": 1.0, "p": pytest.approx(0.5)}
+    assert len(model.seen) == 9 - 1, "two equal texts are graded once"
+    assert all(request["model"] == "words" and request["temperature"] == 0.0 for request in model.seen)
+
+
+def test_answers_are_kept(server: tuple[Model, str], tmp_path: Path) -> None:
+    """A new process asks nothing again; a line that a kill cut short is asked again, and only that."""
+    model, url = server
+    memory = tmp_path / "answers.jsonl"
+    found = verdict(Asker(Server("words", url), memory), LONG, SHORT)
+    asked = len(model.seen)
+    assert verdict(Asker(Server("words", url), memory), LONG, SHORT) == found
+    assert len(model.seen) == asked
+    memory.write_text(memory.read_text()[:-20])
+    assert verdict(Asker(Server("words", url), memory), LONG, SHORT) == found
+    assert len(model.seen) == asked + 1
+    assert verdict(Asker(Server("other", url), memory), LONG, SHORT) == found
+    assert len(model.seen) > asked + 1, "another model is another question"
+
+
+def test_broken_answers_are_asked_again(server: tuple[Model, str], tmp_path: Path) -> None:
+    model, url = server
+    asker = Asker(Server("words", url, workers=1), tmp_path / "answers.jsonl")
+    grading, _, _ = prompts(LONG[:1], SHORT[:1], 0)
+    model.spoil = 2
+    assert asker.ask(grading[:1], parse_scores)[0]["clarity"] == 5.0
+    assert "not the JSON" in model.seen[-1]["messages"][-1]["content"]
+    model.spoil = 3
+    with pytest.raises(UserError, match="no usable answer in 3 attempts"):
+        asker.ask(grading[1:2], parse_scores)
+    assert not asker.known(grading[1])
+
+
+def test_a_failing_server_is_tried_again_then_named(server: tuple[Model, str], tmp_path: Path) -> None:
+    model, url = server
+    asker = Asker(Server("words", url, workers=1), tmp_path / "answers.jsonl")
+    model.fail = 1
+    grading, pairing, _ = prompts(LONG[:1], SHORT[:1], 0)
+    assert asker.ask(grading[:1], parse_scores)[0]["clarity"] == 5.0
+    model.fail = 10
+    with pytest.raises(UserError, match="check --base-url"):
+        asker.ask(pairing, parse_winner)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "[]",
+        "nothing",
+        '{"clarity": {"score": 3}}',
+        json.dumps({aspect: {"score": 11} for aspect in ASPECTS}),
+        json.dumps({aspect: {"score": True} for aspect in ASPECTS}),
+        json.dumps(dict.fromkeys(ASPECTS, 5)),
+        json.dumps({**{aspect: {"score": 5} for aspect in ASPECTS}, "more": 1}),
+        "Sure! " + json.dumps({aspect: {"score": 5} for aspect in ASPECTS}),
+    ],
+)
+def test_scores_are_parsed_strictly(said: str) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011
+        parse_scores(said)
+
+
+def test_order_is_random_and_fair() -> None:
+    first, second = [f"first {i}" for i in range(200)], [f"second {i}" for i in range(200)]
+    _, pairing, order = prompts(first, second, 0)
+    assert 70 < sum(order) < 130
+    for prompt, leads, one in zip(pairing, order, first, strict=True):
+        assert (prompt.index(one) < prompt.index("Text B:")) == leads
+    # braces in a text are text
+    assert "{b}" in prompts(["{b}"], ["x"], 0)[1][0]
+
+
+def test_cost_comes_first(server: tuple[Model, str], tmp_path: Path) -> None:
+    model, url = server
+    asker = Asker(Server("words", url), tmp_path / "answers.jsonl")
+    grading, pairing, _ = prompts(LONG, SHORT, 0)
+    before = estimate(asker, grading, pairing, (1.0, 10.0))
+    assert (before.calls, len(model.seen)) == (9, 0)
+    assert before.cost == pytest.approx((before.prompt_tokens + 10 * before.answer_tokens) / 1e6)
+    verdict(asker, LONG, SHORT)
+    assert estimate(asker, grading, pairing).calls == 0
+
+
+def test_both_systems_start_from_the_same_noise(
+    server: tuple[Model, str], tmp_path: Path, checkpoints: dict[str, Path], scdd: Subject, ar: Subject
+) -> None:
+    _, url = server
+    tokenizer = scdd.lm.tokenizer
+    some = rows(stream(tokenizer, [tiny.TEXT] * 6), tokenizer, 20, 6, whole=True)
+    gidd = open_subject(checkpoints["gidd"], device="cpu")
+    store, how = Store(tmp_path), Matched(nfe=3)
+    texts = denoised(store, scdd, scdd, some, how), denoised(store, gidd, scdd, some, how)
+    assert len(texts[0].result["texts"]) == 6
+    assert texts[0].result != texts[1].result
+    same = denoised(Store(tmp_path / "again"), scdd, scdd, some, how, batch_size=2)
+    assert same.result == texts[0].result
+    found = measure_judge(
+        store, scdd, gidd, texts, Asker(Server("words", url), tmp_path / "answers.jsonl"), how
+    )
+    assert found.result["systems"] == ["scdd", "gidd"]
+    with pytest.raises(UserError, match="autoregressive"):
+        denoised(store, ar, scdd, some, how)
+
+
+def test_command(
+    server: tuple[Model, str],
+    tmp_path: Path,
+    text: Path,
+    checkpoints: dict[str, Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model, url = server
+    command = [
+        *(
+            "eval",
+            "judge",
+            f"a={checkpoints['scdd']}",
+            f"b={checkpoints['gidd']}",
+            "--llm",
+            "words",
+            "--base-url",
+            url,
+        ),
+        *(
+            "--text",
+            str(text),
+            "--num",
+            "4",
+            "--steps",
+            "2,3",
+            "--out",
+            str(tmp_path / "out"),
+            "--prices",
+            "1,10",
+        ),
+    ]
+    assert main([*command, "--estimate"]) == 0
+    assert "24 calls" in capsys.readouterr().err
+    assert main(command) == 2
+    assert "--yes" in capsys.readouterr().err
+    assert not model.seen
+    assert main([*command, "--yes"]) == 0
+    shown = capsys.readouterr().out
+    assert "a against b" in shown
+    assert "win rate" in shown
+    asked = len(model.seen)
+    assert main([*command, "--yes", "--json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["settings"]["nfe"] for line in lines] == [2, 3]
+    assert len(model.seen) == asked
+    assert main([*command[:3], "--llm", "words"]) == 2

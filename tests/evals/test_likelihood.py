@@ -1,0 +1,170 @@
+"""The NELBO that is reported: exact where the answer is known, unbiased elsewhere, with error bars that mean it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from scdd.core import UserError
+from scdd.evals.likelihood import Likelihood, Looks, combined, dropped, likelihood
+from scdd.objectives import nelbo
+from scdd.processes import GIDD, SCDD, Process
+from scdd.schedules import Peaked
+from tests import paper
+from tests.evals.worlds import PROCESSES, VOCAB, enumerated, truth, uniform
+from tests.samplers.tables import table
+
+ROWS = [[0, 1, 2, 3, 1], [2, 2, 0, 1], [3, 0, 1, 1, 2, 0]]
+
+
+def measured(process: Process, denoiser: object, rows: list[list[int]], how: Looks) -> Likelihood:
+    return combined(likelihood(denoiser, process, rows, how, batch_size=256))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("steps", [None, 2, 10])
+@pytest.mark.parametrize("kind", PROCESSES)
+def test_a_perfect_denoiser_has_none(kind: str, steps: int | None) -> None:
+    x = torch.tensor([0, 1, 2, 3, 1, 0])
+    rows = [x.tolist(), x[:4].tolist()]
+    found = measured(PROCESSES[kind], truth(x, VOCAB), rows, Looks(steps, 16))
+    assert found.nats == pytest.approx(0.0, abs=1e-5)
+    assert found.error == pytest.approx(0.0, abs=1e-5)
+
+
+@pytest.mark.parametrize("steps", [None, 3, 50])
+@pytest.mark.parametrize("kind", PROCESSES)
+def test_a_uniform_denoiser_costs_log_K(kind: str, steps: int | None) -> None:
+    """With x_θ = u the reverse is the true one of data drawn from u, so the bound is tight: KL(δ_x ‖ u) = log K.
+
+    p_θ(z_s | z_t) = q(z_t | z_s)·q_s(z_s | u)/q_t(z_t | u), and q_s(· | u) is the forward chain's own marginal when it
+    starts from u: the reverse chain is that chain backwards, whatever the grid, and all that is lost is log δ_x/u.
+    """
+    process = PROCESSES[kind]
+    assert enumerated(process, uniform(VOCAB), 1, steps) == pytest.approx(math.log(VOCAB.K), rel=1e-9)
+    found = measured(process, uniform(VOCAB), ROWS * 40, Looks(steps, 16))
+    assert abs(found.nats - math.log(VOCAB.K)) < 4 * found.error
+    assert found.error < 0.05 * found.nats
+
+
+@pytest.mark.parametrize(("kind", "steps"), [("scdd", None), ("scdd", 8), ("gidd", None), ("mdlm", 8)])
+def test_error_bars_mean_what_they_say(kind: str, steps: int | None) -> None:
+    """Repeated runs: no bias, the truth is within 3 errors, and (estimate − truth)/error has mean square 1."""
+    process, denoiser = PROCESSES[kind], table(VOCAB, 1)
+    one = {x: enumerated(process, denoiser, x, steps) for x in range(VOCAB.K)}
+    rows = ROWS * 40
+    expected = sum(one[x] for row in rows for x in row) / sum(map(len, rows))
+    runs = [measured(process, denoiser, rows, Looks(steps, 8, seed=seed)) for seed in range(60)]
+    gaps = np.array([found.nats - expected for found in runs])
+    z = gaps / np.array([found.error for found in runs])
+    assert abs(gaps.mean()) < 3.5 * gaps.std(ddof=1) / math.sqrt(60), "biased"
+    assert np.mean(np.abs(z) < 3) > 0.95
+    assert 0.85 <= np.mean(np.abs(z) < 2) <= 1.0
+    assert 0.6 < np.mean(z**2) < 1.7, "the error is not the spread of the estimates"
+
+
+def test_spread_contains_the_choice_of_the_text() -> None:
+    """A row of one token and a row of another differ by far more than Monte Carlo does."""
+    process = PROCESSES["scdd"]
+    found = measured(process, table(VOCAB, 2, spread=3.0), [[0] * 30, [1] * 30, [2] * 30], Looks(None, 32))
+    assert found.spread > 3 * found.error
+
+
+def test_numbers_follow_from_seed_and_index_alone() -> None:
+    """Ranks and batches: rows 2, 3, … alone are the same as in the whole."""
+    process, denoiser = PROCESSES["scdd"], table(VOCAB)
+    rows = [[0, 1, 2, 3]] * 5
+    whole = likelihood(denoiser, process, rows, batch_size=5)
+    parts = [
+        *likelihood(denoiser, process, rows[:2], batch_size=1),
+        *likelihood(denoiser, process, rows[2:], first=2, batch_size=2),
+    ]
+    assert [row.index for row in parts] == [row.index for row in whole]
+    for a, b in zip(whole, parts, strict=True):
+        assert a.nats == pytest.approx(b.nats, rel=1e-6)
+    assert whole[0].nats != whole[1].nats, "rows must not share their noise"
+
+
+def test_padding_changes_nothing() -> None:
+    process, denoiser = PROCESSES["scdd"], table(VOCAB)
+    alone = likelihood(denoiser, process, [[0, 1, 2]], batch_size=1)
+    beside = likelihood(denoiser, process, [[0, 1, 2], [3] * 9], batch_size=2)
+    # the noise of a position depends on the row's length only through its place in the batch's numbers
+    assert alone[0].tokens == beside[0].tokens == 3
+    assert alone[0].nats == pytest.approx(beside[0].nats, rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["scdd", "mdlm"])
+def test_dropped_constants_are_the_papers(kind: str) -> None:
+    """KL − dropped is `eq:loss_zt` as printed, for every x, z_t and a few steps."""
+    process, denoiser = PROCESSES[kind], table(VOCAB, 3)
+    V, m = VOCAB.size, VOCAB.mask_id
+    logits = denoiser.head.weight[:V].T.double()
+    for s, t in ((0.25, 0.5), (0.0, 0.125), (0.9, 0.999)):
+        levels = [
+            tuple(paper.Real(float(v)) for v in (process.levels(u).gamma, process.levels(u).rho))
+            for u in (s, t)
+        ]
+        for x in range(VOCAB.K):
+            for z in range(V):
+                if float(process.likelihood(torch.tensor(z), torch.tensor(float(z == x)), t)) == 0:
+                    continue
+                one, here = torch.tensor([[x]]), torch.tensor([[z]])
+                times = (torch.tensor([s], dtype=torch.float64), torch.tensor([t], dtype=torch.float64))
+                exact = nelbo(process, logits[here], one, here, times[1], times[0])
+                ours = float(exact - dropped(process, one, here, *times))
+                x_theta = denoiser.x_theta()[z].astype(paper.Real)
+                assert ours == pytest.approx(
+                    float(paper.cross_entropy(x, x_theta, z, *levels, m)), rel=1e-6, abs=1e-9
+                )  # type: ignore[arg-type]
+
+
+def test_reference_convention_misses_the_last_step() -> None:
+    """Its mean is T/(T − 1)·(the sum over i ≥ 2 of the cross-entropies): not the ELBO, by a known amount."""
+    process, denoiser, T = PROCESSES["scdd"], table(VOCAB, 1), 20
+    V, m = VOCAB.size, VOCAB.mask_id
+    x_theta = denoiser.x_theta().astype(paper.Real)
+
+    def at(t: float) -> tuple[paper.Real, paper.Real]:
+        return paper.Real(float(process.levels(t).gamma)), paper.Real(float(process.levels(t).rho))
+
+    def mean(x: int) -> float:
+        total = 0.0
+        for i in range(2, T + 1):
+            s, t = (i - 1) / T, min(i / T, 1 - 0.5 / T)
+            chance = process.marginal(torch.tensor(x), t)
+            total += sum(
+                float(chance[z]) * float(paper.cross_entropy(x, x_theta[z], z, at(s), at(t), m))
+                for z in range(V)
+            )
+        return total * T / (T - 1)
+
+    rows = ROWS * 60
+    expected = sum(mean(x) for row in ROWS for x in row) / sum(map(len, ROWS))
+    found = measured(process, denoiser, rows, Looks(T, 16, "reference"))
+    exact = measured(process, denoiser, rows, Looks(T, 16))
+    assert abs(found.nats - expected) < 4 * found.error
+    assert abs(expected - exact.nats) > 4 * exact.error, "or the two conventions could not be told apart"
+    assert exact.error < found.error
+
+
+def test_per_byte_and_perplexity() -> None:
+    found = Likelihood(nats=2.0, error=0.1, spread=0.2, sequences=3, tokens=10, bytes=40)
+    assert found.ppl == pytest.approx(math.exp(2.0))
+    assert found.bits_per_byte == pytest.approx(2.0 * 10 / 40 / math.log(2))
+    assert found.json()["ppl_error"] == pytest.approx(0.1 * math.exp(2.0))
+
+
+def test_refusals() -> None:
+    with pytest.raises(UserError, match="even number"):
+        Looks(looks=3)
+    with pytest.raises(UserError, match="reference convention is a grid's"):
+        Looks(None, 8, "reference")
+    with pytest.raises(UserError, match="SCDD's and MDLM's"):
+        likelihood(uniform(VOCAB), GIDD(VOCAB, Peaked(0.2)), [[0]], Looks(10, 2, "reference"))
+    with pytest.raises(UserError, match="no text"):
+        combined([])
+    with pytest.raises(UserError, match="no token"):
+        likelihood(uniform(VOCAB), SCDD(VOCAB, Peaked(0.2)), [[]])

@@ -1,0 +1,152 @@
+"""Recovery: a perfect denoiser restores everything and damages nothing; typing errors are what they say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from scdd.core import UserError, Vocab
+from scdd.core.rng import Keyed
+from scdd.evals.cells import Store
+from scdd.evals.gen_ppl import OwnJudge
+from scdd.evals.measure import measure_recovery, measure_typos, typing_texts
+from scdd.evals.recovery import Repair, Repaired, corrupt, recover, scores, typed_scores
+from scdd.evals.subject import Subject, open_subject
+from scdd.evals.texts import rows, stream
+from scdd.evals.typos import KINDS, Piece, mistype, typed
+from scdd.evals.walk import Engine
+from scdd.processes import SCDD
+from scdd.schedules import Peaked
+from tests import tiny
+from tests.evals.worlds import uniform
+from tests.samplers.tables import Truth
+
+VOCAB = Vocab(9, 3)
+
+
+def test_corruption_is_exact_and_uniform() -> None:
+    x = torch.full((4000, 6), 5)
+    frozen = torch.zeros_like(x, dtype=torch.bool)
+    frozen[:, 0] = True
+    noisy, hit = corrupt(x, 2, VOCAB, Keyed(0, range(4000)), frozen)
+    assert (hit.sum(1) == 2).all()
+    assert not hit[:, 0].any()
+    assert ((noisy != x) == hit).all(), "a replaced token is always another one"
+    drawn = torch.bincount(noisy[hit], minlength=9)
+    assert drawn[VOCAB.mask_id] == drawn[5] == 0
+    others = drawn[[0, 1, 2, 4, 6, 7, 8]].double()
+    assert (others - 8000 / 7).abs().max() < 5 * (8000 / 7) ** 0.5
+    places = hit[:, 1:].sum(0).double()
+    assert (places - 1600).abs().max() < 5 * 1600**0.5
+
+
+@pytest.mark.parametrize("last", [1, 5])
+def test_a_perfect_denoiser_recovers_all(last: int) -> None:
+    process = SCDD(VOCAB, Peaked(0.2))
+    x = VOCAB.token(torch.arange(30) % VOCAB.K)
+    found = recover(Engine(Truth(x, VOCAB), process), x.expand(20, -1), 7, Repair(16, last), framed=False)
+    rates = scores(found, framed=False)
+    assert {name: rates[name]["value"] for name in rates} == {"touch": 1.0, "recovery": 1.0, "damage": 0.0}
+
+
+def test_a_clueless_denoiser_damages() -> None:
+    """x_θ = u: clean and corrupted tokens look alike to it, so they are touched alike."""
+    process = SCDD(VOCAB, Peaked(0.2))
+    x = VOCAB.token(torch.arange(40) % VOCAB.K)
+    found = scores(
+        recover(Engine(uniform(VOCAB), process), x.expand(150, -1), 10, Repair(4, 2), framed=False),
+        framed=False,
+    )
+    gap = abs(found["touch"]["value"] - found["damage"]["value"])
+    assert gap < 4 * (found["touch"]["error"] + found["damage"]["error"])
+    assert found["damage"]["value"] > 0.1
+    assert found["recovery"]["value"] < 0.5 * found["touch"]["value"]
+
+
+def test_scores_by_hand() -> None:
+    clean = torch.tensor([[0, 1, 2, 4, 0]])
+    noisy = torch.tensor([[0, 5, 6, 4, 0]])
+    mended = torch.tensor([[0, 1, 7, 5, 0]])
+    found = scores(Repaired(clean, noisy, mended, noisy != clean))
+    assert found["touch"]["value"] == 1.0
+    assert found["recovery"]["value"] == 0.5
+    assert found["damage"]["value"] == 1.0
+
+
+def test_typing_errors_are_as_described() -> None:
+    text = " ".join(["alpha bravo charlie delta echoes foxtrot golfing hotels"] * 8)
+    pieces = mistype(text, 12, seed=3)
+    assert pieces == mistype(text, 12, seed=3)
+    assert pieces != mistype(text, 12, seed=4)
+    kinds = [piece.error for piece in pieces if piece.error]
+    assert set(kinds) == set(KINDS)
+    assert len(kinds) == 12 + kinds.count("swapped words") // 2
+    assert "".join(piece.meant for piece in pieces) == text, "what was meant is the text itself"
+    assert typed(pieces) != text
+    for piece in pieces:
+        word, meant = piece.typed.strip(), piece.meant.strip()
+        if not piece.error:
+            assert word == meant
+        elif piece.error == "drop":
+            assert len(word) == len(meant) - 1
+        elif piece.error == "double":
+            assert len(word) == len(meant) + 1
+        elif piece.error in ("swap", "slip"):
+            assert len(word) == len(meant)
+            assert word != meant
+        elif piece.error == "swap":
+            assert sorted(word) == sorted(meant)
+    assert mistype("a b c", 3) == [Piece("a", "a"), Piece(" b", " b"), Piece(" c", " c")], (
+        "nothing to mistype"
+    )
+
+
+def test_words_are_scored_by_the_tokens_under_them() -> None:
+    tokenizer = tiny.tokenizer()
+    pieces = [
+        Piece("The", "The"),
+        Piece(" rievr", " river", "swap"),
+        Piece(" runs", " runs"),
+        Piece(" runs", "", "repeated word"),
+    ]
+    before = tokenizer.encode(typed(pieces))
+    untouched = typed_scores([pieces], [before], [before], tokenizer)
+    assert (untouched["touch"]["value"], untouched["recovery"]["value"], untouched["damage"]["value"]) == (
+        0,
+        0,
+        0,
+    )
+    # every letter a token: the mended text has as many tokens, so it can be laid over the old one
+    spelt = [tokenizer.encode(letter)[0] for letter in "The rievr runs runs"]
+    mended = [tokenizer.encode(letter)[0] for letter in "The river runs     "]
+    found = typed_scores([pieces], [spelt], [mended], tokenizer)
+    assert (found["touch"]["value"], found["recovery"]["value"], found["damage"]["value"]) == (1.0, 1.0, 0.0)
+    assert found["recovery_by_kind"] == {"swap": 1.0, "repeated word": 1.0}
+    spoilt = [tokenizer.encode(letter)[0] for letter in "Thx rievr runs runs"]
+    assert typed_scores([pieces], [spelt], [spoilt], tokenizer)["damage"]["value"] == 0.5
+
+
+def test_cells(tmp_path: Path, scdd: Subject, ar: Subject) -> None:
+    tokenizer = scdd.lm.tokenizer
+    some = rows(stream(tokenizer, [tiny.TEXT] * 6), tokenizer, 24, 5, whole=True)
+    judge, store = OwnJudge(ar), Store(tmp_path)
+    found = measure_recovery(store, scdd, some, 4, Repair(8, 2), judge).result
+    assert found["rows"] == 5
+    assert found["ppl_corrupted"]["ppl"] > 0
+    texts = typing_texts(scdd, some)
+    mistyped = measure_typos(store, scdd, texts, 2, Repair(8, 2), judge).result
+    assert {"touch", "recovery", "damage", "errors", "ppl_clean"} <= set(mistyped)
+
+
+def test_refusals(tmp_path: Path, checkpoints: dict[str, Path], scdd: Subject) -> None:
+    with pytest.raises(UserError, match="take 1 to 8"):
+        Repair(8, 9)
+    tokenizer = scdd.lm.tokenizer
+    some = rows(stream(tokenizer, [tiny.TEXT]), tokenizer, 8, 2, whole=True)
+    with pytest.raises(UserError, match="smaller K"):
+        measure_recovery(Store(tmp_path), scdd, some, 7, Repair())
+    masked = open_subject(checkpoints["mdlm"], device="cpu")
+    with pytest.raises(UserError, match="no uniform noise"):
+        measure_recovery(Store(tmp_path), masked, some, 2, Repair())

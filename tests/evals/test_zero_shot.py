@@ -1,0 +1,160 @@
+"""Choice by likelihood: shared noise, the same ranking for a seed, and the harness end to end on small files."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scdd.core import UserError
+from scdd.evals import benchmarks
+from scdd.evals.cells import Store
+from scdd.evals.subject import Subject
+from scdd.evals.zero_shot import Question, answers, framed, measure_zero_shot
+from scdd.recipe.text import parse
+
+QUESTIONS = [
+    Question("a/0", ("The river runs to the sea.", "The river runs to the fox.", "The river runs over.")),
+    Question("a/1", ("The dog", "The falcon flies")),
+]
+
+
+def test_answers_follow_from_seed_and_key(scdd: Subject) -> None:
+    whole = answers(scdd, QUESTIONS, passes=4)
+    assert whole == answers(scdd, QUESTIONS, passes=4)
+    alone = answers(scdd, QUESTIONS[1:], passes=4, batch_size=1)
+    for a, b in zip(whole[1], alone[0], strict=True):
+        assert a.score == pytest.approx(b.score, rel=1e-4)
+    assert whole != answers(scdd, QUESTIONS, passes=4, seed=1)
+
+
+def test_answers_share_their_noise(scdd: Subject) -> None:
+    """Two equal texts of one question get the very same score; of two questions, others."""
+    text = "The quick brown fox"
+    same = answers(scdd, [Question("q/0", (text, text))], passes=4)[0]
+    assert same[0].score == pytest.approx(same[1].score, rel=1e-5)
+    apart = [answers(scdd, [Question(f"q/{i}", (text,))], passes=4)[0][0].score for i in (0, 1)]
+    assert apart[0] != pytest.approx(apart[1], rel=1e-3)
+
+
+def test_the_error_is_monte_carlos(scdd: Subject) -> None:
+    """Over seeds, the scores scatter as much as their errors say."""
+    question = [Question("q/0", ("The river runs to the sea.",))]
+    found = [answers(scdd, question, passes=10, seed=seed)[0][0] for seed in range(40)]
+    mean = sum(a.score for a in found) / 40
+    scatter = (sum((a.score - mean) ** 2 for a in found) / 39) ** 0.5
+    said = (sum(a.error**2 for a in found) / 40) ** 0.5
+    assert 0.6 < scatter / said < 1.7
+
+
+def test_long_questions_lose_their_beginning(scdd: Subject) -> None:
+    rows = framed(scdd, ("x" * 100 + " sea", "x" * 100 + " the river"))
+    assert max(map(len, rows)) == scdd.lm.context
+    assert rows[0][1:20] == rows[1][1:20], "aligned"
+    with pytest.raises(UserError, match="leave the task out"):
+        framed(scdd, ("a", "x" * 100))
+
+
+def test_task_files_and_documents() -> None:
+    names = {path.stem for path in benchmarks.TASKS.glob("*.yaml")}
+    assert names == set(benchmarks.NAMES)
+    for name in names:
+        text = (benchmarks.TASKS / f"{name}.yaml").read_text().replace("!function ", "")
+        task = parse(text)
+        assert task["task"] == benchmarks.PREFIX + name
+        assert task["dataset_kwargs"] == {"name": name}
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two questions of each task, in the files' own form."""
+    for name in benchmarks.NAMES:
+        if name == "winogrande":
+            one = {
+                "context_options": ["The fox met the dog; the fox", "The fox met the dog; the dog"],
+                "continuation": "runs.",
+                "gold": 1,
+            }
+        else:
+            one = {
+                "query": "Question: where does the river run?",
+                "choices": ["to the sea", "to the fox"],
+                "gold": 0,
+            }
+        (tmp_path / f"{name}.jsonl").write_text(f"{json.dumps(one)}\n{json.dumps({**one, 'gold': 0})}\n")
+    monkeypatch.setenv(benchmarks.VARIABLE, str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return tmp_path
+
+
+def test_missing_files_name_the_cure(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(benchmarks.documents("piqa")) == 2
+    (files / "piqa.jsonl").unlink()
+    with pytest.raises(UserError, match=r"no piqa.jsonl"):
+        benchmarks.documents("piqa")
+    monkeypatch.delenv(benchmarks.VARIABLE)
+    monkeypatch.delenv("SCDD_DATA", raising=False)
+    with pytest.raises(UserError, match="--data or SCDD_BENCHMARKS"):
+        benchmarks.folder()
+
+
+@pytest.mark.usefixtures("files")
+def test_all_seven_tasks(tmp_path: Path, scdd: Subject) -> None:
+    pytest.importorskip("lm_eval")
+    found = measure_zero_shot(Store(tmp_path / "a"), scdd, None, None, passes=2).result
+    assert set(found["tasks"]) == set(benchmarks.NAMES)
+    assert all(one["questions"] == 2 for one in found["tasks"].values())
+    assert found["monte_carlo_error"] > 0
+    again = measure_zero_shot(Store(tmp_path / "b"), scdd, None, None, passes=2).result
+    assert again == found, "the ranking is the seed's"
+    for name, gold, texts in (
+        (
+            "piqa",
+            (0, 0),
+            [f"Question: where does the river run?\nAnswer: {c}" for c in ("to the sea", "to the fox")],
+        ),
+        ("winogrande", (1, 0), [f"The fox met the dog; the {one} runs." for one in ("fox", "dog")]),
+    ):
+        asked = [Question(f"scdd_{name}/{i}", tuple(texts)) for i in (0, 1)]
+        best = [max((0, 1), key=lambda i: row[i].score) for row in answers(scdd, asked, passes=2)]
+        assert found["tasks"][name]["acc"] == sum(a == b for a, b in zip(best, gold, strict=True)) / 2
+
+
+def test_the_harness_knows_the_model(files: Path, checkpoints: dict[str, Path]) -> None:
+    """`lm_eval --model scdd --model_args pretrained=…`, the real command."""
+    pytest.importorskip("lm_eval")
+    command = [
+        *(
+            sys.executable,
+            "-m",
+            "lm_eval",
+            "--model",
+            "scdd",
+            "--model_args",
+            f"pretrained={checkpoints['scdd']},passes=2",
+        ),
+        *("--tasks", str(benchmarks.TASKS), "--limit", "1", "--output_path", str(files / "out")),
+    ]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=240
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    for name in benchmarks.NAMES:
+        assert benchmarks.PREFIX + name in done.stdout
+
+
+@pytest.mark.data
+@pytest.mark.slow
+def test_the_real_files(data_folder: Path, tmp_path: Path, scdd: Subject) -> None:
+    """Official sizes, and a question of each through the harness."""
+    pytest.importorskip("lm_eval")
+    folder = str(data_folder / "benchmarks")
+    found = measure_zero_shot(Store(tmp_path), scdd, None, folder, passes=2, limit=1).result
+    assert set(found["tasks"]) == set(benchmarks.NAMES)
+    with benchmarks.at(folder):
+        sizes = [len(benchmarks.documents(name)) for name in benchmarks.NAMES]
+    assert sizes == [2376, 1172, 3270, 10042, 500, 1838, 1267]
