@@ -19,10 +19,20 @@ class Keyed:
     """
 
     def __init__(
-        self, seed: int, samples: Sequence[int] | Tensor, device: torch.device | str | None = None
+        self,
+        seed: int | Sequence[int],
+        samples: Sequence[int] | Tensor,
+        device: torch.device | str | None = None,
     ) -> None:
+        """`seed`: one for all samples, or one each."""
         index = torch.as_tensor(samples, dtype=torch.int64, device=device)
-        self.keys = _hash(_hash(torch.full_like(index, _signed(seed))) ^ index)
+        if isinstance(seed, int):
+            seeds = torch.full_like(
+                index, _signed(seed)
+            )  # made on the device: a training step must not wait for it
+        else:
+            seeds = index.new_tensor([_signed(each) for each in seed])
+        self.keys = _hash(_hash(seeds) ^ index)
         self.calls = 0
 
     def bits(self, shape: torch.Size | tuple[int, ...]) -> Tensor:

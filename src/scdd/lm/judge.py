@@ -12,6 +12,7 @@ from scdd.lm.results import TokenScore
 from scdd.lm.rows import Row
 from scdd.lm.run import Engine, windows
 from scdd.ops import NO_FILTERS
+from scdd.processes import Process
 from scdd.samplers.network import Evaluation, groups
 
 
@@ -21,14 +22,20 @@ def check_strength(strength: float) -> None:
         raise UserError(f"strength is {strength}: choose a time in (0, 1]; small ones trust the text more.")
 
 
-@torch.no_grad()
-def judge(engine: Engine, row: Row, strength: float) -> tuple[list[TokenScore], list[int], int]:
-    """(Scores of every token, the likeliest tokens, network evaluations) of a text taken as z_t at t = strength."""
-    check_strength(strength)
+def two_sided(engine: Engine) -> Process:
+    """The process of a model that can judge a text."""
     if engine.process is None:
         raise UserError(
             "An autoregressive model sees no token's right side: judge texts with a diffusion model."
         )
+    return engine.process
+
+
+@torch.no_grad()
+def judge(engine: Engine, row: Row, strength: float) -> tuple[list[TokenScore], list[int], int]:
+    """(Scores of every token, the likeliest tokens, network evaluations) of a text taken as z_t at t = strength."""
+    check_strength(strength)
+    process = two_sided(engine)
     scores: list[TokenScore] = []
     best: list[int] = []
     parts = windows(len(row), engine.room)
@@ -39,7 +46,7 @@ def judge(engine: Engine, row: Row, strength: float) -> tuple[list[TokenScore], 
         seen = Evaluation(
             engine.denoiser, groups(1, z.shape[1], None, z.device, None), z, t, NO_FILTERS
         ).top()
-        move = engine.process.transition(z, seen.log_p_z.exp(), CLEAN, strength)
+        move = process.transition(z, seen.log_p_z.exp(), CLEAN, strength)
         p_z = seen.log_p_z.double().exp()
         doubt = (1.0 - move.keep - move.model * p_z).clamp(0.0, 1.0)[0].tolist()
         p, p_best, likeliest = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from scdd import build_samplers, recipe
 from scdd.core.errors import UserError
 from scdd.data.tokenizer import TextTokenizer
 from scdd.lm import rows as make
-from scdd.lm.judge import check_strength, judge, repaired
+from scdd.lm.judge import check_strength, judge, repaired, two_sided
 from scdd.lm.results import Change, Correction, Sample, Score, TokenScore
 from scdd.lm.run import Engine, Run, Settings
 from scdd.models import DiT, QualityHead
@@ -170,6 +170,12 @@ class LM:
         the whole x_θ, replacements from its nucleus. mode "pass" changes, in one evaluation, every token whose probability
         is below `threshold` of the best one's. `freeze` names pieces of the text, or character ranges, that must stay.
         """
+        if mode == "reverse":
+            run, finish = self.start_correct(
+                text, strength=strength, freeze=freeze, steps=steps, seed=seed, final=final, top_p=top_p, blocks=blocks,
+                record=record,
+            )  # fmt: skip
+            return finish(run.results[0])
         row = make.whole(self.tokenizer, text, freeze)
         self._check_room(len(row), blocks)
         check_strength(strength)
@@ -180,29 +186,46 @@ class LM:
             return self._correction(
                 text, row, tokens, scores, p_after, mode, strength, seed, 1, nfe, "pass", None
             )
-        if mode != "reverse":
-            raise UserError(f"mode is {mode!r}: choose reverse or pass.")
-        if self.process is not None and not noisy(self.process):
+        raise UserError(f"mode is {mode!r}: choose reverse or pass.")
+
+    def start_correct(
+        self,
+        text: str,
+        *,
+        strength: float = 0.1,
+        freeze: make.Freeze = (),
+        steps: int = 16,
+        seed: int = 0,
+        final: str = "greedy",
+        top_p: float = 0.9,
+        blocks: bool = False,
+        record: bool = False,
+    ) -> tuple[Run, Callable[[Sample], Correction]]:
+        """`correct` by the reverse process, to be watched: its run, and what makes a correction of the run's sample."""
+        row = make.whole(self.tokenizer, text, freeze)
+        self._check_room(len(row), blocks)
+        check_strength(strength)
+        if not noisy(two_sided(self.engine)):
             raise UserError(
                 "This model's process has no uniform noise, so its reverse never changes a visible token: "
                 "use mode pass, or a model trained with p_u > 0."
             )
         check_final(final)
-        scores, _, nfe = judge(self.engine, row, strength)
         grid = build_samplers.grid(self.sampling.grid, steps, strength)
         draws = Filters(top_p=top_p)
         settings = Settings(Ancestral(), grid, NO_FILTERS, final, draws, seed=seed, record=True, stop=False)
-        sample = Run(self.engine, [row], settings).results[0]
-        assert sample.trajectory is not None
-        p_after = (
-            sample.trajectory.log_p[-1].double().exp().nan_to_num(0.0).tolist()
-            if len(sample.trajectory.moments)
-            else []
-        )
-        return self._correction(
-            text, row, sample.tokens, scores, p_after, mode, strength, seed, steps, nfe + sample.nfe, final,
-            sample.trajectory if record else None,
-        )  # fmt: skip
+
+        def finish(sample: Sample) -> Correction:
+            assert sample.trajectory is not None
+            way = sample.trajectory
+            p_after = way.log_p[-1].double().exp().nan_to_num(0.0).tolist() if len(way.moments) else []
+            scores, _, nfe = judge(self.engine, row, strength)
+            return self._correction(
+                text, row, sample.tokens, scores, p_after, "reverse", strength, seed, steps, nfe + sample.nfe, final,
+                way if record else None,
+            )  # fmt: skip
+
+        return Run(self.engine, [row], settings), finish
 
     # -- details ------------------------------------------------------------------------------------------------------
 

@@ -76,6 +76,8 @@ class Progress(NamedTuple):
     samples: tuple[int, ...]
     offsets: tuple[int, ...]
     lengths: tuple[int, ...]
+    places: tuple[int, ...]
+    """Which of the run's results each row will be."""
 
 
 @dataclass
@@ -83,6 +85,7 @@ class _State:
     """One sample under way."""
 
     index: int
+    seed: int
     tokens: list[int]
     free: list[bool]
     given: list[bool]
@@ -119,11 +122,32 @@ class Run:
         self.engine, self.settings = engine, settings
         self._states = [
             _State(
-                first + i, list(row.tokens), [not f for f in row.frozen], list(row.frozen), start=row.tokens
+                first + i,
+                settings.seed,
+                list(row.tokens),
+                [not f for f in row.frozen],
+                list(row.frozen),
+                start=row.tokens,
             )
             for i, row in enumerate(rows)
         ]
         self._frames = self._walk()
+
+    @classmethod
+    def joined(cls, runs: Sequence[Run], engine: Engine | None = None) -> Run:
+        """Runs that nobody has begun, as one that shares their network evaluations; results come in their order.
+
+        The settings, seeds aside, are the first one's: join runs that agree in them and in the model. `engine` walks in
+        place of the first one's.
+        """
+        made = cls(engine or runs[0].engine, (), runs[0].settings)
+        made._states = [state for run in runs for state in run._states]
+        return made
+
+    @property
+    def starts(self) -> tuple[tuple[int, ...], ...]:
+        """The tokens of each text before the first step."""
+        return tuple(state.start for state in self._states)
 
     def __iter__(self) -> Iterator[Progress]:
         return self._frames
@@ -151,7 +175,10 @@ class Run:
     def _batch(self, due: Sequence[tuple[_State, Window]], level: int) -> Iterator[Progress]:
         z, frozen, lengths = self._tensors(due)
         samples = tuple(state.index for state, _ in due)
-        source = Keyed(self.settings.seed + GOLDEN * level, samples, self.engine.device)
+        seeds = [state.seed + GOLDEN * level for state, _ in due]
+        source = Keyed(seeds, samples, self.engine.device)
+        where = {id(state): place for place, state in enumerate(self._states)}
+        places = tuple(where[id(state)] for state, _ in due)
         frames: list[Frame] = []
         for frame in drive(
             self.engine.denoiser,
@@ -171,7 +198,7 @@ class Run:
         ):
             frames.append(frame)
             shown = tuple(window.stop - window.start for _, window in due)
-            yield Progress(frame, samples, tuple(window.start for _, window in due), shown)
+            yield Progress(frame, samples, tuple(window.start for _, window in due), shown, places)
         self._settle(due, frames)
 
     def _tensors(self, due: Sequence[tuple[_State, Window]]) -> tuple[Tensor, Tensor, list[int]]:
@@ -218,7 +245,7 @@ class Run:
         return Sample(
             text=self.engine.text(tokens),
             tokens=tokens,
-            seed=self.settings.seed,
+            seed=state.seed,
             index=state.index,
             steps=len(self.settings.grid) - 1,
             nfe=state.nfe,
