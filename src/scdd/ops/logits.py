@@ -15,12 +15,25 @@ CHUNK_BYTES = {
 }  # one chunk's logits: big enough to fill a GPU, small beside the rest
 
 
+EVEN = 16
+
+
+def evened(rows: Tensor) -> Tensor:
+    """Row numbers filled up to a multiple of 16 by repeating the last one.
+
+    A CPU's matrix product takes other paths for a few rows, which round otherwise. With at least 16 a row's logits do not
+    depend on how many other rows are asked for at the same time, hence not on who shares the batch.
+    """
+    lack = -len(rows) % EVEN
+    return torch.cat([rows, rows[-1:].expand(lack)]) if lack and len(rows) else rows
+
+
 def chunks(count: int, columns: int, like: Tensor) -> Iterator[slice]:
     """Slices over `count` rows such that rows × columns of `like`'s dtype stay within the device's chunk."""
     limit = CHUNK_BYTES.get(like.device.type, CHUNK_BYTES["cpu"])
     rows = max(1, limit // (columns * like.element_size()))
-    if rows >= 128:
-        rows -= rows % 128
+    if rows >= EVEN:
+        rows -= rows % (128 if rows >= 128 else EVEN)
     pieces = -(-count // rows) if count else 0
     even = -(-count // max(pieces, 1))
     step = min(rows, -(-even // 128) * 128) if rows >= 128 else rows  # equal chunks: no small, slow last one

@@ -11,7 +11,7 @@ from scdd.core import Head
 from scdd.core.rng import Randomness, uniforms
 from scdd.ops.filters import NO_FILTERS, Filters
 from scdd.ops.impl import choose
-from scdd.ops.logits import compute_weights, raw_logits
+from scdd.ops.logits import compute_weights, evened, raw_logits
 from scdd.ops.reference import redraw as reference
 
 
@@ -57,6 +57,8 @@ def redraw(
     else:
         from scdd.ops.chunked.redraw import redraw as chunked
 
+        rows = evened(rows)
+        picked = None if z_t is None else z_t[rows]
         some, some_log_p = chunked(hidden[rows], head, u[rows], picked, filters)
     tokens[rows], log_p[rows] = some, some_log_p.to(log_p.dtype)
     return Draw(tokens, log_p)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from scdd.core import Head
 from scdd.ops.filters import Filters
-from scdd.ops.logits import chunks, compute_weights, raw_logits
+from scdd.ops.logits import chunks, compute_weights, evened, raw_logits
 
 CANDIDATES = (128, 1024)  # a nucleus is looked for among so many best tokens before a row is sorted whole
 
@@ -17,7 +17,7 @@ def head_stats(hidden: Tensor, head: Head, z_t: Tensor, filters: Filters) -> tup
     weight, bias = compute_weights(hidden, head)
     log_total = torch.full(z_t.shape, torch.nan, dtype=torch.float32, device=hidden.device)
     log_p_z = torch.full_like(log_total, -torch.inf)
-    visible = (z_t != head.vocab.mask_id).nonzero()[:, 0]
+    visible = evened((z_t != head.vocab.mask_id).nonzero()[:, 0])
     for part in chunks(len(visible), weight.shape[0], hidden):
         rows = visible[part]
         scores = scaled_logits(hidden[rows], weight, bias, head, z_t[rows], filters)

@@ -1,0 +1,189 @@
+"""What batching is worth: requests a second of `scdd serve` under load against one at a time, and the answers compared.
+
+    python benchmarks/serve.py                                   # a random nano model on this machine's cores
+    python benchmarks/serve.py --model runs/mine --device cuda --clients 64 --requests 256 --steps 64
+
+One at a time means: one client, one request after the other, one worker, no batches; on a CPU with one thread and with all
+of them, whichever is faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "src"))
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", help="checkpoint or run folder; default: random weights")
+    parser.add_argument("--size", default="nano", help="of the random model")
+    parser.add_argument("--vocab", type=int, default=1024, help="of the random model")
+    parser.add_argument("--length", type=int, default=62, help="tokens of a text")
+    parser.add_argument("--steps", type=int, default=32)
+    parser.add_argument("--clients", type=int, default=16)
+    parser.add_argument("--requests", type=int, default=48)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--batch-size", type=int, help="of the batching server; default: its own choice")
+    parser.add_argument("--group", type=int, help="rows of an evaluation; default: the server's own choice")
+    parser.add_argument("--json", action="store_true")
+    return parser.parse_args()
+
+
+def random_model(folder: Path, size: str, vocab: int, length: int) -> Path:
+    """A checkpoint with random weights, and a tokenizer made from the bundled text."""
+    import torch
+
+    from scdd import bundle, recipe
+    from scdd.data.tokenizer import TextTokenizer
+    from scdd.models import SIZES, DiT
+
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "src/scdd/assets/wiki").glob("*.txt")]
+    tokenizer = TextTokenizer.train(texts, vocab)
+    generator = torch.Generator().manual_seed(0)
+    model = DiT(SIZES[size], tokenizer.vocab, generator)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if not parameter.any():
+                parameter.normal_(0.0, 0.02, generator=generator)
+    spec = recipe.load(
+        "nano", [f"model.size={size}", f"data.length={length + 2}", f"data.vocab_size={vocab}"]
+    )
+    return bundle.write(
+        folder,
+        recipe=recipe.dumps(spec),
+        weights=dict(model.state_dict()),
+        vocab=tokenizer.vocab,
+        tokenizer=tokenizer.to_str(),
+        network=asdict(model.config),
+    )
+
+
+@contextmanager
+def served(args: argparse.Namespace, model: str, *options: str, threads: int | None = None) -> Iterator[int]:
+    """A server of its own process; its port."""
+    extra = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
+    command = [
+        sys.executable,
+        "-m",
+        "scdd",
+        "serve",
+        "--model",
+        model,
+        "--port",
+        "0",
+        "--device",
+        args.device,
+    ]
+    command += ["--max-queue", "4096", "--timeout", "600", "--max-steps", "100000", *options]
+    command += ["--compile"] if args.compile else []
+    process = subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, **extra},
+    )
+    assert process.stderr is not None
+    try:
+        for line in process.stderr:
+            found = re.search(r"running on http://127\.0\.0\.1:(\d+)", line)
+            if found:
+                yield int(found[1])
+                return
+        raise SystemExit(f"the server ended with {process.wait()}")
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+
+
+def ask(port: int, args: argparse.Namespace, seed: int) -> list[int]:
+    """One text's tokens."""
+    connection = HTTPConnection("127.0.0.1", port, timeout=600)
+    body = {"length": args.length, "steps": args.steps, "seed": seed, "top_p": 0.9, "stop": False}
+    connection.request("POST", "/v1/generate", json.dumps(body), {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    answer = json.loads(response.read())
+    connection.close()
+    assert response.status == 200, answer
+    return list(answer["samples"][0]["tokens"])
+
+
+def rate(port: int, args: argparse.Namespace, clients: int, requests: int) -> tuple[float, list[list[int]]]:
+    """(Requests a second, the answers)."""
+    start = time.perf_counter()
+    with ThreadPoolExecutor(clients) as pool:
+        answers = list(pool.map(lambda seed: ask(port, args, seed), range(requests)))
+    return requests / (time.perf_counter() - start), answers
+
+
+def measure(args: argparse.Namespace, model: str) -> dict[str, Any]:
+    single = ["--workers", "1", "--batch-size", "1"]
+    shape = [*(["--batch-size", str(args.batch_size)] if args.batch_size else [])]
+    shape += ["--group", str(args.group)] if args.group else []
+    alone_group = ["--group", "1"] if args.device != "cpu" else []  # nothing is filled up for one at a time
+    few = max(4, args.requests // 6)
+    rates: dict[str, list[float]] = {}
+    same: list[bool] = []
+    for _ in range(args.repeats):  # taking turns: whatever else the machine does hits all alike
+        for threads in (1, os.cpu_count()) if args.device == "cpu" else (None,):
+            with served(args, model, *single, *alone_group, threads=threads) as port:
+                ask(port, args, 0)
+                name = "one at a time" + (f", {threads} threads" if threads else "")
+                rates.setdefault(name, []).append(rate(port, args, 1, few)[0])
+        with served(args, model, *shape) as port:
+            serial = [ask(port, args, seed) for seed in range(few)]
+            rate(port, args, args.clients, args.clients)
+            found, answers = rate(port, args, args.clients, args.requests)
+            rates.setdefault("batched", []).append(found)
+            same.append(answers[:few] == serial)
+    middle = {name: statistics.median(values) for name, values in rates.items()}
+    best = max(value for name, value in middle.items() if name != "batched")
+    return {
+        "requests_per_s": {name: [round(v, 3) for v in values] for name, values in rates.items()},
+        "ratio": round(middle["batched"] / best, 3),
+        "equal_to_serial": all(same),
+        **{name: getattr(args, name) for name in ("device", "length", "steps", "clients", "requests")},
+        "model": args.model or f"random {args.size}, {args.vocab} tokens",
+    }
+
+
+def main() -> None:
+    args = arguments()
+    with tempfile.TemporaryDirectory() as folder:
+        model = args.model or str(random_model(Path(folder) / "random", args.size, args.vocab, args.length))
+        found = measure(args, model)
+    if args.json:
+        print(json.dumps(found))
+        return
+    for name, values in found["requests_per_s"].items():
+        print(f"{name:<26} {statistics.median(values):9.3f} requests/s   {values}")
+    print(
+        f"batching is worth {found['ratio']:.2f}×; answers equal to serial ones: {found['equal_to_serial']}"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""`scdd serve`: the model over HTTP, and the playground."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Annotated
+
+import fastapi  # noqa: F401  (said here, so that a missing extra is named before the model is loaded)
+import prometheus_client  # noqa: F401
+import typer
+import uvicorn  # noqa: F401
+
+from scdd.cli import options as o
+from scdd.core.errors import UserError
+
+
+def serve(
+    model: o.Model = None,
+    host: Annotated[
+        str, typer.Option(help="Address to bind; the default is this machine only.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.")] = 8000,
+    token: Annotated[
+        str | None,
+        typer.Option(envvar="SCDD_TOKEN", help="Ask for this bearer token (better set SCDD_TOKEN)."),
+    ] = None,
+    no_token: Annotated[
+        bool, typer.Option("--no-token", help="Let anybody in who reaches an address beyond this machine.")
+    ] = False,
+    name: Annotated[
+        str | None, typer.Option(help="The model's id in the API; default: its folder's name.")
+    ] = None,
+    process: o.Process = None,
+    device: o.Device = None,
+    compile: Annotated[
+        bool, typer.Option("--compile", help="Compile the network; on a GPU, behind a CUDA graph.")
+    ] = False,
+    max_length: Annotated[
+        int | None, typer.Option(help="Most tokens of a text; default: four times the context.")
+    ] = None,
+    max_steps: Annotated[int, typer.Option(help="Most steps.")] = 1024,
+    max_texts: Annotated[int, typer.Option(help="Most texts that one request may draw.")] = 8,
+    max_body: Annotated[int, typer.Option(help="Most bytes of a request.")] = 256 * 1024,
+    max_queue: Annotated[int, typer.Option(help="Jobs that may wait before the next is told 429.")] = 64,
+    timeout: Annotated[float, typer.Option(help="Seconds from a request to its answer.")] = 60.0,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Texts drawn together; default: 16, on a GPU 64.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Batches at the same time; default: 1, which uses all cores.")
+    ] = None,
+    group: Annotated[
+        int | None,
+        typer.Option(
+            help="Rows of every network evaluation; default: 16 on a GPU; on a CPU as many as change no bit."
+        ),
+    ] = None,
+    changes: o.Changes = None,
+    log_level: Annotated[str, typer.Option(help="critical, error, warning, info or debug.")] = "info",
+) -> None:
+    """Serve a model over HTTP: a REST and an OpenAI-compatible API, and the playground at /."""
+    local = is_loopback(host)
+    if not local and token is None and not no_token:
+        raise UserError(
+            f"--host {host} lets other machines in: set a token (SCDD_TOKEN), or say --no-token if that is what you want."
+        )
+    if token is not None and (not token.isascii() or not token.strip()):
+        raise UserError("--token must be ASCII text: choose another one.")
+    for option, value in {
+        "--max-length": max_length, "--max-steps": max_steps, "--max-texts": max_texts, "--max-body": max_body,
+        "--max-queue": max_queue, "--timeout": timeout, "--batch-size": batch_size, "--workers": workers, "--group": group,
+    }.items():  # fmt: skip
+        if value is not None and not value > 0:
+            raise UserError(f"{option} is {value}: give a number above 0.")
+    if log_level not in ("critical", "error", "warning", "info", "debug"):
+        raise UserError(f"--log-level is {log_level!r}: choose critical, error, warning, info or debug.")
+
+    from scdd.serve import Limits, create_app
+    from scdd.serve.guard import LOOPBACK
+    from scdd.serve.run import run
+    from scdd.serve.service import shaped
+
+    lm = o.open_model(model, process, device, changes)
+    if compile:
+        lm.compile()
+    limits = Limits(
+        body=max_body,
+        length=max_length or 4 * lm.engine.room,
+        steps=max_steps,
+        texts=max_texts,
+        queue=max_queue,
+        seconds=timeout,
+    )
+    limits = shaped(limits, lm, batch=batch_size, workers=workers, together=group)
+    threads = 1 if lm.device.type == "cpu" and limits.workers > 1 else None
+    app = create_app(
+        lm,
+        limits,
+        token=token,
+        hosts=LOOPBACK if local and token is None else None,
+        name=name,
+        threads=threads,
+        lent=True,
+    )
+    run(app, host, port, log_level)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

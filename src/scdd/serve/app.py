@@ -1,0 +1,207 @@
+"""The routes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from importlib.resources import files
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
+
+from scdd import __version__
+from scdd.lm import LM
+from scdd.serve import errors, openai, replies, stream
+from scdd.serve import requests as ask
+from scdd.serve.guard import LOOPBACK, Guard
+from scdd.serve.limits import Limits
+from scdd.serve.service import ClientGone, Service, as_json
+
+KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+REFUSED: dict[int | str, dict[str, Any]] = {
+    status: {"model": errors.ErrorReply, "description": text}
+    for status, text in {
+        400: "The request is wrong, and the message says where.",
+        401: "The token is missing or wrong.",
+        403: "The host name is not this server's.",
+        404: "There is no such model.",
+        413: "The body is too large.",
+        429: "The queue is full: try again after Retry-After seconds.",
+        503: "The server is shutting down.",
+        504: "The time limit has passed.",
+    }.items()
+}
+
+
+def create_app(
+    lm: LM,
+    limits: Limits | None = None,
+    *,
+    token: str | None = None,
+    hosts: Iterable[str] | None = LOOPBACK,
+    name: str | None = None,
+    threads: int | None = None,
+    lent: bool = False,
+) -> FastAPI:
+    """The server's application.
+
+    `hosts`: names it answers to, None for any; `threads`: of torch, for each worker; `lent`: see `Scheduler`.
+    """
+    service = Service(lm, limits or Limits(), name, threads, lent)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        await run_in_threadpool(service.scheduler.close)
+
+    app = FastAPI(
+        title="scdd",
+        version=__version__,
+        summary="A self-correcting discrete diffusion language model.",
+        docs_url=None,  # the stock pages load scripts from elsewhere; /docs is our own
+        redoc_url=None,
+        lifespan=lifespan,
+    )
+    app.state.service = service
+    errors.install(app)
+    app.include_router(_model_routes(service))
+    app.include_router(openai.routes(service, REFUSED))
+    app.include_router(_site_routes(service))
+
+    async def left(request: Request, error: Exception) -> Response:
+        return Response(status_code=499)  # nobody reads this
+
+    app.add_exception_handler(ClientGone, left)
+    app.add_middleware(Guard, body=service.limits.body, token=token, hosts=hosts, meters=service.meters)
+    _tidy_schema(app)
+    return app
+
+
+def _model_routes(service: Service) -> APIRouter:
+    """Generate, infill, correct, score, tokenize, and the stream of steps."""
+    router = APIRouter(prefix="/v1", tags=["scdd"], responses=REFUSED)
+
+    @router.post("/generate")
+    async def generate(body: ask.Generate, request: Request) -> replies.SamplesReply:
+        """Draw texts from masks, after a prompt or before a suffix if there is one."""
+        (samples,) = await service.answers([await run_in_threadpool(service.generate, body)], request)
+        return replies.SamplesReply(model=service.name, samples=as_json(samples))  # type: ignore[arg-type]
+
+    @router.post("/infill")
+    async def infill(body: ask.Infill, request: Request) -> replies.SamplesReply:
+        """Fill the [MASK] and [MASK:12] holes of a text; all other tokens stay."""
+        (samples,) = await service.answers([await run_in_threadpool(service.infill, body)], request)
+        return replies.SamplesReply(model=service.name, samples=as_json(samples))  # type: ignore[arg-type]
+
+    @router.post("/correct")
+    async def correct(body: ask.Correct, request: Request) -> replies.CorrectReply:
+        """Keep what is right in a text, repair what is not."""
+        (found,) = await service.answers([await run_in_threadpool(service.correct, body)], request)
+        return replies.CorrectReply(model=service.name, **stream.facts_of_correction(found))
+
+    @router.post("/score")
+    async def score(body: ask.Score, request: Request) -> replies.ScoreReply:
+        """How likely the model finds each token of a text, and how much it doubts it."""
+        (found,) = await service.answers([await run_in_threadpool(service.score, body)], request)
+        return replies.ScoreReply(model=service.name, **found.json())
+
+    @router.post("/tokenize")
+    async def tokenize(body: ask.Tokenize) -> replies.TokenizeReply:
+        """Cut a text into the model's tokens."""
+        service.check_model(body.model)
+        tokenizer = service.lm.tokenizer
+        await run_in_threadpool(service.check_text, body.text)
+        ids = tokenizer.encode(body.text) if body.text else []
+        pieces = [replies.Piece(id=i, text=tokenizer.token(i)) for i in ids]
+        return replies.TokenizeReply(model=service.name, tokens=pieces)
+
+    @router.post(
+        "/denoise",
+        response_class=StreamingResponse,
+        responses={200: {"content": {"text/event-stream": {}}, "description": "start, frame …, result, done; or error"}},
+    )  # fmt: skip
+    async def denoise(body: ask.Task, request: Request) -> Response:
+        """The same as generate, infill or correct, as a stream of server-sent events: one for every text and step."""
+        if isinstance(body, ask.CorrectTask):
+            job, facts = await run_in_threadpool(service.correct, body, True), stream.facts_of_correction
+            return stream.denoise(service, job, request, facts)
+        make: Any = service.generate if isinstance(body, ask.GenerateTask) else service.infill
+        job = await run_in_threadpool(make, body, True)
+        return stream.denoise(service, job, request, stream.facts_of_samples)
+
+    @router.get("/settings")
+    async def settings() -> replies.Settings:
+        """The model, the limits, and what can be chosen, as the recipe's JSON schema has it."""
+        return replies.Settings(**service.settings())
+
+    return router
+
+
+def _site_routes(service: Service) -> APIRouter:
+    """The playground, health and metrics. Files are read once, at the start: no path of a request reaches the disk."""
+    router = APIRouter()
+    folder = files("scdd.serve").joinpath("static")
+    pages = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+
+    def served(name: str) -> Response:
+        if name not in pages:
+            raise errors.ApiError(404, "There is no such file.", code="not_found")
+        kind = KINDS.get(name.rpartition(".")[2], "application/octet-stream")
+        return Response(pages[name], media_type=kind, headers={"Cache-Control": "no-cache"})
+
+    @router.get("/", include_in_schema=False)
+    async def playground() -> Response:
+        return served("index.html")
+
+    @router.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return served("docs.html")
+
+    @router.get("/static/{name}", include_in_schema=False)
+    async def static(name: str) -> Response:
+        return served(name)
+
+    @router.get("/favicon.ico", include_in_schema=False)
+    async def icon() -> Response:
+        return served("icon.svg")
+
+    @router.get(
+        "/healthz",
+        tags=["server"],
+        responses={200: {"model": replies.Health}, 503: {"model": replies.Health}, 403: REFUSED[403]},
+    )
+    async def healthz() -> Response:
+        """200 while the server takes requests, 503 while it shuts down."""
+        status = "draining" if service.draining else "ok"
+        body = replies.Health(status=status, model=service.name, waiting=service.scheduler.waiting())
+        return JSONResponse(body.model_dump(), 503 if service.draining else 200)
+
+    said: dict[int | str, dict[str, Any]] = {
+        200: {"content": {"text/plain": {}}},
+        **{s: REFUSED[s] for s in (401, 403)},
+    }
+
+    @router.get("/metrics", tags=["server"], response_class=PlainTextResponse, responses=said)
+    async def metrics() -> Response:
+        """Counters and histograms for Prometheus."""
+        return Response(service.meters.text(), media_type="text/plain; version=0.0.4")
+
+    return router
+
+
+def _tidy_schema(app: FastAPI) -> None:
+    """Mistakes are answered with 400 in our own shape; the framework would promise 422 in its own."""
+    made = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        schema = made()
+        for path in schema["paths"].values():
+            for operation in path.values():
+                operation["responses"].pop("422", None)
+        for unused in ("HTTPValidationError", "ValidationError"):
+            schema["components"]["schemas"].pop(unused, None)
+        return schema
+
+    app.openapi = openapi  # type: ignore[method-assign]

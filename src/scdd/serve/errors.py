@@ -1,0 +1,131 @@
+"""Errors in the API's own shape: `{"error": {"message", "type", "param", "code"}}`, as OpenAI's clients read it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from scdd.core.errors import UserError
+
+log = logging.getLogger("scdd.serve")
+
+
+class ErrorBody(BaseModel):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorReply(BaseModel):
+    """Every error looks like this."""
+
+    error: ErrorBody
+
+
+class ApiError(Exception):
+    """An answer other than the one that was hoped for."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        kind: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.headers = status, headers
+        self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+    def response(self) -> JSONResponse:
+        """The error as an answer."""
+        return JSONResponse(self.body, self.status, self.headers)
+
+
+def busy(retry_after: int) -> ApiError:
+    """The queue is full."""
+    message = f"The server is busy: try again in {retry_after} s."
+    headers = {"Retry-After": str(retry_after)}
+    return ApiError(429, message, "rate_limit_error", code="rate_limit_exceeded", headers=headers)
+
+
+def late(seconds: float) -> ApiError:
+    """The time limit has passed."""
+    message = f"The answer was not ready within {seconds:g} s: ask for fewer steps, tokens or texts."
+    return ApiError(504, message, "timeout_error", code="timeout")
+
+
+def stopping() -> ApiError:
+    """The server is going down."""
+    return ApiError(
+        503, "The server is shutting down.", "server_error", code="draining", headers={"Retry-After": "10"}
+    )
+
+
+def as_api_error(error: BaseException) -> ApiError:
+    """Any exception as an answer. A bug keeps its traceback in the log and its details out of the answer."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, UserError):
+        return ApiError(400, str(error), code="invalid_value")
+    log.error("A request failed", exc_info=error)
+    return ApiError(
+        500, "The server made a mistake; its log says which.", "server_error", code="internal_error"
+    )
+
+
+def install(app: FastAPI) -> None:
+    """Answer every kind of exception in the same shape."""
+
+    async def ours(request: Request, error: Exception) -> JSONResponse:
+        return as_api_error(error).response()
+
+    async def invalid(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        message, param = explain(error.errors())
+        return ApiError(400, message, param=param, code="invalid_value").response()
+
+    async def http(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
+        headers = dict(error.headers) if error.headers else None
+        return ApiError(error.status_code, str(error.detail), code=code, headers=headers).response()
+
+    app.add_exception_handler(ApiError, ours)
+    app.add_exception_handler(UserError, ours)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(HTTPException, http)
+    app.add_exception_handler(Exception, ours)
+
+
+def explain(errors: Sequence[Any]) -> tuple[str, str | None]:
+    """(One sentence, the field's name) for the first mistake; what was sent is not repeated."""
+    first = errors[0]
+    if first["type"] == "json_invalid":
+        return "The body is not valid JSON.", None
+    field = _field(first)
+    # A choice of types gives an error for each of them; the last one knows most about an object's inside.
+    found = [error for error in errors if _field(error) == field]
+    best = next((error for error in reversed(found) if error["type"] != "string_type"), first)
+    last = str(best["loc"][-1])
+    inside = len(best["loc"]) > 2 and last.isidentifier() and last not in ("str", "int", "float", "bool")
+    param = f"{field}.{last}" if field and inside else field
+    message = str(best["msg"]).removeprefix("Value error, ")
+    return (f"{param}: {message}." if param else f"The body is wrong: {message}."), param
+
+
+def _field(error: Any) -> str | None:
+    """The field of the body that an error is about."""
+    place = [str(part) for part in error["loc"] if part != "body"]
+    return place[0] if place else None

@@ -1,0 +1,127 @@
+"""The door: size of bodies, bearer token, names the server answers to, headers for browsers, and the count of requests."""
+
+from __future__ import annotations
+
+import hmac
+import time
+from collections.abc import Iterable
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from scdd.serve.errors import ApiError
+from scdd.serve.metrics import Meters
+
+OPEN = ("/", "/healthz", "/docs", "/openapi.json")
+"""Reached without a token: the page and its files hold no secret, and health is for whoever restarts the server."""
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+CSP = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+SAFE = {
+    "content-security-policy": CSP,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+}
+
+
+class Guard:
+    """Plain ASGI, so that streams pass through unbuffered and disconnects stay visible."""
+
+    def __init__(
+        self, app: ASGIApp, *, body: int, token: str | None, hosts: Iterable[str] | None, meters: Meters
+    ) -> None:
+        """`hosts`: the names that a request's Host may have (None: any)."""
+        self.app, self.body, self.meters = app, body, meters
+        self.token = token.encode() if token else None
+        self.hosts = None if hosts is None else {host.lower() for host in hosts}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        passage = _Passage(receive, send, self.body)
+        start = time.monotonic()
+        try:
+            refusal = self._refusal(scope)
+            if refusal is None:
+                await self.app(scope, passage.receive, passage.send)
+            else:
+                await refusal.response()(scope, receive, passage.send)
+        finally:
+            route = getattr(scope.get("route"), "path", "other")
+            self.meters.requests.labels(route, str(passage.status)).inc()
+            self.meters.seconds.labels(route).observe(time.monotonic() - start)
+
+    def _refusal(self, scope: Scope) -> ApiError | None:
+        headers = dict(scope["headers"])
+        if self.hosts is not None:
+            host = headers.get(b"host", b"").decode("latin-1").lower()
+            name = host if host.endswith("]") else host.rpartition(":")[0] or host
+            if name not in self.hosts:  # a web page elsewhere may have pointed its own name at this machine
+                return ApiError(
+                    403, "This server does not answer to that host name.", "permission_error", code="bad_host"
+                )
+        if self.token is not None and not self._is_open(scope["path"]):
+            kind, _, given = headers.get(b"authorization", b"").partition(b" ")
+            if kind.lower() != b"bearer" or not hmac.compare_digest(given.strip(), self.token):
+                return ApiError(
+                    401, "This server asks for a token: send Authorization: Bearer ….", "authentication_error",
+                    code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"},
+                )  # fmt: skip
+        length = headers.get(b"content-length", b"0")
+        if not length.isdigit() or int(length) > self.body:
+            return too_large(self.body)
+        return None
+
+    @staticmethod
+    def _is_open(path: str) -> bool:
+        return path in OPEN or path.startswith("/static/")
+
+
+def too_large(most: int) -> ApiError:
+    """The body is beyond the limit."""
+    return ApiError(413, f"The body is larger than {most} bytes.", code="body_too_large")
+
+
+class _Passage:
+    """One request's messages: bodies without a declared length are counted as they arrive, answers get their headers."""
+
+    def __init__(self, receive: Receive, send: Send, most: int) -> None:
+        self._receive, self._send, self._most = receive, send, most
+        self._total, self._over, self.status = 0, False, 500
+
+    async def receive(self) -> Message:
+        """The next part of the body, or the client's leaving."""
+        message = await self._receive()
+        self._total += len(message.get("body", b""))
+        if self._total > self._most:
+            self._over = True  # whatever the framework makes of this, the answer is 413
+            raise too_large(self._most)
+        return message
+
+    async def send(self, message: Message) -> None:
+        """The next part of the answer."""
+        if self._over:
+            if message["type"] == "http.response.start":
+                await self._refuse()
+            return
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            message = {**message, "headers": [*message["headers"], *_missing(message["headers"])]}
+        await self._send(message)
+
+    async def _refuse(self) -> None:
+        answer = too_large(self._most).response()
+        self.status = answer.status_code
+        headers = [*answer.raw_headers, (b"connection", b"close")]
+        await self._send({"type": "http.response.start", "status": self.status, "headers": headers})
+        await self._send({"type": "http.response.body", "body": answer.body})
+
+
+def _missing(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """The headers for browsers that an answer does not have yet."""
+    have = {name.lower() for name, _ in headers}
+    return [(k.encode(), v.encode()) for k, v in SAFE.items() if k.encode() not in have]

@@ -1,0 +1,226 @@
+"""`/v1/completions` and `/v1/models` as the OpenAI API has them, so that its clients work unchanged.
+
+A diffusion model writes everywhere at once: until the last step any token may still change. A stream therefore sends text
+when it is final, which is a window of the text at a time (the whole text, where it fits into the context), and comments in
+between that keep the connection alive.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import StreamingResponse
+
+from scdd import build_samplers
+from scdd.lm import Sample
+from scdd.serve.completion import Cutter, choice, logprobs
+from scdd.serve.errors import ApiError, as_api_error
+from scdd.serve.jobs import Job
+from scdd.serve.openai_shapes import Choice, Completion, CompletionReply, ModelReply, ModelsReply, Usage
+from scdd.serve.service import ClientGone, Service, draw_seed
+from scdd.serve.stream import HEADERS, Watched
+
+
+class Order:
+    """A completion request as jobs, one for each prompt."""
+
+    def __init__(self, service: Service, body: Completion, record: bool) -> None:
+        service.check_model(body.model)
+        self.service, self.body = service, body
+        self.n, self.room = body.n or 1, body.max_tokens or 16
+        if body.best_of not in (None, self.n):
+            raise ApiError(
+                400,
+                "best_of must equal n: this server does not rank texts.",
+                param="best_of",
+                code="unsupported_value",
+            )
+        self.prompts = self._prompts()
+        service.check_size(steps=service.steps(body.steps), length=self.room)
+        if self.n * len(self.prompts) > service.limits.texts:
+            message = f"{self.n * len(self.prompts)} texts are asked for, and this server allows {service.limits.texts}."
+            raise ApiError(400, message, param="n", code="limit_exceeded")
+        self.seed = draw_seed() if body.seed is None else body.seed
+        self.stops = [body.stop] if isinstance(body.stop, str) else list(body.stop or ())
+        self.suffix = body.suffix or ""
+        self.after = service.check_text(self.suffix, "suffix")
+        self.before = [service.check_text(prompt, "prompt") for prompt in self.prompts]
+        how = self._how()
+        self.jobs = [
+            self._job(prompt, tokens, record, how)
+            for prompt, tokens in zip(self.prompts, self.before, strict=True)
+        ]
+
+    def _prompts(self) -> list[str]:
+        given: Any = self.body.prompt
+        if isinstance(given, str):
+            return [given]
+        if not given:
+            raise ApiError(
+                400, "prompt is an empty list: give at least one.", param="prompt", code="invalid_value"
+            )
+        if isinstance(given[0], int):
+            given = [given]
+        if len(given) > self.service.limits.texts:
+            raise ApiError(400, "There are too many prompts.", param="prompt", code="limit_exceeded")
+        tokenizer = self.service.lm.tokenizer
+        if any(not isinstance(p, str) and any(i >= tokenizer.size for i in p) for p in given):
+            raise ApiError(
+                400,
+                "prompt holds an id that is no token of this model.",
+                param="prompt",
+                code="invalid_value",
+            )
+        return [p if isinstance(p, str) else tokenizer.decode(p) for p in given]
+
+    def _how(self) -> dict[str, Any]:
+        """OpenAI's temperature 0 and top_p 0 mean: the likeliest token."""
+        body = self.body
+        greedy = body.temperature == 0.0 or body.top_p == 0.0
+        how: dict[str, Any] = {"steps": body.steps, "grid": body.grid, "final": body.final}
+        how |= (
+            {"top_k": 1}
+            if greedy
+            else {"top_k": body.top_k, "top_p": body.top_p, "temperature": body.temperature}
+        )
+        if not greedy and body.temperature is not None:
+            how["temperature"] = max(body.temperature, 0.01)
+        if body.sampler is not None:
+            spec = build_samplers.section(body.sampler) if isinstance(body.sampler, str) else body.sampler
+            lm = self.service.lm
+            how["sampler"] = build_samplers.sampler(spec, lm.quality, lm.tokenizer.eos_id)
+        return {name: value for name, value in how.items() if value is not None}
+
+    def _job(self, prompt: str, tokens: int, record: bool, how: dict[str, Any]) -> Job:
+        length = tokens + self.room + self.after
+        self.service.check_size(length=length)
+        run = self.service.lm.start(
+            self.n,
+            length=length,
+            prompt=prompt,
+            suffix=self.suffix,
+            seed=self.seed,
+            stop=not self.suffix,
+            record=record,
+            **how,
+        )
+        return self.service.ready(run)
+
+    def cutter(self, place: int) -> Cutter:
+        """What turns the tokens of choice `place` into its text."""
+        which = place // self.n
+        echo = self.prompts[which] if self.body.echo else ""
+        tokenizer = self.service.lm.tokenizer
+        return Cutter(tokenizer, self.before[which], self.room, self.stops, echo, ends=not self.suffix)
+
+    def choices(self, samples: Sequence[Sample]) -> list[Choice]:
+        """One for each text, as long as its prompt's share."""
+        found = []
+        for place, sample in enumerate(samples):
+            cutter = self.cutter(place)
+            logs = logprobs(cutter, sample) if self.body.logprobs is not None else None
+            found.append(choice(place, cutter, sample, logs))
+        return found
+
+    def usage(self, samples: Sequence[Sample]) -> Usage:
+        """Tokens read and written."""
+        read = sum(self.before) + self.after * len(self.before)
+        written = sum(self.cutter(place).written(sample.tokens) for place, sample in enumerate(samples))
+        return Usage(prompt_tokens=read, completion_tokens=written, total_tokens=read + written)
+
+    def facts(self, samples: Sequence[Sample]) -> dict[str, Any]:
+        """What OpenAI's shape has no place for."""
+        first = samples[0]
+        return {
+            "seed": self.seed,
+            "steps": first.steps,
+            "sampler": first.sampler,
+            "final": first.final,
+            "nfe": [sample.nfe for sample in samples],
+            "corrections": [sample.corrections for sample in samples],
+        }
+
+
+def routes(service: Service, refused: dict[int | str, dict[str, Any]]) -> APIRouter:
+    """The routes of OpenAI's API that this server has."""
+    router = APIRouter(prefix="/v1", tags=["openai"], responses=refused)
+    born = int(time.time())
+
+    @router.post("/completions", response_model=CompletionReply)
+    async def completions(body: Completion, request: Request) -> Response | CompletionReply:
+        """Complete a prompt, or fill in between a prompt and a suffix."""
+        order = await run_in_threadpool(Order, service, body, body.logprobs is not None)
+        head = {"id": f"cmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": service.name}
+        if body.stream:
+            return _stream(order, head, request)
+        answers = await service.answers(order.jobs, request)
+        samples = [sample for answer in answers for sample in answer]
+        return CompletionReply(
+            **head, choices=order.choices(samples), usage=order.usage(samples), scdd=order.facts(samples)  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    @router.get("/models")
+    async def models() -> ModelsReply:
+        """The models that this server has: one."""
+        return ModelsReply(data=[ModelReply(id=service.name, created=born)])
+
+    @router.get("/models/{name}")
+    async def model(name: str) -> ModelReply:
+        """One model."""
+        service.check_model(name)
+        return ModelReply(id=service.name, created=born)
+
+    return router
+
+
+def _stream(order: Order, head: dict[str, Any], request: Request) -> StreamingResponse:
+    """Chunks as text becomes final. One prompt a stream: several would have to take turns anyway."""
+    if len(order.jobs) > 1:
+        raise ApiError(
+            400,
+            "A stream takes one prompt: send one request for each.",
+            param="prompt",
+            code="unsupported_value",
+        )
+    (job,) = order.jobs
+    assert job.run is not None
+    record = job.run.settings.record
+    watched = Watched(order.service, job, request)
+    cutters = [order.cutter(place) for place in range(job.rows)]
+
+    def chunk(**fields: Any) -> bytes:
+        data = {**head, "object": "text_completion", "choices": [], **fields}
+        return f"data: {json.dumps(data, ensure_ascii=False, allow_nan=False)}\n\n".encode()
+
+    async def events() -> AsyncIterator[bytes]:
+        try:
+            yield b": diffusion: text arrives when it is final\n\n"
+            async for seen in watched.steps():
+                text = None
+                if seen is not None and not record:  # then a window is shown when it is final
+                    text = cutters[seen.row].fed(seen.offset, seen.tokens)
+                if seen is not None and text:
+                    part = Choice(index=seen.row, text=text, finish_reason=None, logprobs=None)
+                    yield chunk(choices=[part.model_dump()])
+                elif seen is None:
+                    yield b": still here\n\n"
+            samples = watched.result()
+            for whole, cutter in zip(order.choices(samples), cutters, strict=True):
+                yield chunk(choices=[{**whole.model_dump(), "text": whole.text[len(cutter.sent) :]}])
+            if order.body.stream_options is not None and order.body.stream_options.include_usage:
+                yield chunk(usage=order.usage(samples).model_dump(), scdd=order.facts(samples))
+            yield b"data: [DONE]\n\n"
+        except ClientGone:
+            return
+        except Exception as error:
+            yield f"data: {json.dumps(as_api_error(error).body)}\n\n".encode()
+        finally:
+            job.drop()
+
+    return StreamingResponse(events(), media_type="text/event-stream", headers=HEADERS)

@@ -1,0 +1,117 @@
+"""Requests and answers in the shapes of the OpenAI API."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+
+from scdd import recipe
+from scdd.serve import requests as ask
+
+Stop = Annotated[ask.Text, Field(min_length=1, max_length=256)]
+Id = Annotated[ask.Whole, Field(ge=0)]
+
+
+class StreamOptions(BaseModel):
+    """What a stream says besides the text."""
+
+    include_usage: ask.Flag = False
+    include_obfuscation: ask.Flag | None = None
+
+
+class Completion(ask.Body):
+    """A completion as OpenAI's clients ask for it; steps, sampler, … are this server's own additions."""
+
+    model: ask.Text
+    """The model's id (see /v1/models)."""
+    prompt: ask.Text | list[ask.Text] | list[Id] | list[list[Id]] = ""
+    """Text, texts, or the model's token ids."""
+    suffix: ask.Text | None = None
+    """What comes after the completion: it is filled in between."""
+    max_tokens: ask.Count | None = 16
+    """Tokens that the completion may have; it may end before."""
+    n: ask.Count | None = 1
+    """Completions of each prompt."""
+    best_of: ask.Count | None = None
+    """Must equal n: texts are not ranked."""
+    seed: ask.Seed | None = None
+    """The same seed gives the same text."""
+    temperature: Annotated[ask.Number, Field(ge=0.0, le=2.0)] | None = None
+    """0 takes the likeliest token wherever one is drawn."""
+    top_p: Annotated[ask.Number, Field(ge=0.0, le=1.0)] | None = None
+    """Nucleus."""
+    stop: Stop | Annotated[list[Stop], Field(max_length=4)] | None = None
+    """Texts at which the completion ends."""
+    logprobs: Annotated[ask.Whole, Field(ge=0, le=5)] | None = None
+    """log x_θ of each token as of the last step; alternatives are not given."""
+    echo: ask.Flag | None = False
+    """Begin the text with the prompt."""
+    stream: ask.Flag | None = False
+    """Server-sent events."""
+    stream_options: StreamOptions | None = None
+    """Whether the stream ends with the usage."""
+    frequency_penalty: Annotated[ask.Number, Field(ge=0.0, le=0.0)] | None = None
+    """Not supported but as 0."""
+    presence_penalty: Annotated[ask.Number, Field(ge=0.0, le=0.0)] | None = None
+    """Not supported but as 0."""
+    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
+    """Not supported but empty."""
+    user: ask.Text | None = None
+    """Ignored."""
+    steps: ask.Count | None = None
+    """Denoising steps."""
+    sampler: ask.SamplerName | recipe.Sampler | None = None
+    """A sampler's name, or its section as recipes spell it."""
+    grid: Literal["uniform", "quadratic", "cosine"] | None = None
+    """Spacing of the times."""
+    final: ask.Final | None = None
+    """The last step."""
+    top_k: ask.Count | None = None
+    """Keep only this many likeliest tokens."""
+
+
+class Choice(BaseModel):
+    """One completion."""
+
+    text: str
+    index: int
+    logprobs: dict[str, Any] | None = None
+    finish_reason: Literal["stop", "length"] | None
+
+
+class Usage(BaseModel):
+    """Tokens."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class CompletionReply(BaseModel):
+    """The completions."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage | None = None
+    scdd: dict[str, Any]
+    """Seed, steps, network evaluations and corrections."""
+
+
+class ModelReply(BaseModel):
+    """A model."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "scdd"
+
+
+class ModelsReply(BaseModel):
+    """All models: one."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelReply]

@@ -1,0 +1,90 @@
+"""How many rows may go through the network together on a CPU: as many as change no bit of anybody's answer.
+
+Whether a matrix product rounds a row otherwise in company depends on the machine's library, the shapes and the threads. So
+it is tried: before rows of some length are first evaluated k at a time, k random rows are evaluated together and one by one,
+and k is used for that length only if everything that a sampler can see of them agrees bit by bit.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import torch
+from torch import Tensor
+
+from scdd.core.rng import Keyed, integers, uniforms
+from scdd.lm import LM
+from scdd.lm.run import windows
+from scdd.ops import Filters
+from scdd.ops.logits import EVEN, compute_weights, raw_logits
+from scdd.samplers.network import Evaluation, groups
+
+log = logging.getLogger("scdd.serve")
+SIZES = (8, 4, 2)  # of groups
+FILTERS = Filters(top_p=0.9)
+
+
+class Sharing:
+    """Remembers what was tried."""
+
+    def __init__(self, lm: LM, fixed: int | None) -> None:
+        """`fixed`: evaluate this many rows always, filled up, and try nothing (a GPU)."""
+        self._lm, self._fixed = lm, fixed
+        self._tried: dict[tuple[int, int], bool] = {}
+        self._able = fixed is None and lm.device.type == "cpu" and lm.process is not None
+
+    def size(self, rows: int, length: int) -> int | None:
+        """Rows of an evaluation, for this many texts of this many tokens; None: each by itself."""
+        if self._fixed is not None or not self._able or rows < 2:
+            return self._fixed
+        # the last group is filled up, so a size that leaves much to fill is no bargain
+        for size in sorted(SIZES, key=lambda k: math.ceil(rows / k) * (k + 1)):
+            if size <= rows and all(self._agrees(size, part) for part in self._lengths(length)):
+                return size
+        return None
+
+    def _lengths(self, length: int) -> set[int]:
+        """The framed windows that a text is written in."""
+        engine = self._lm.engine
+        return {window.stop - window.start + 2 for window in windows(length, engine.room)}
+
+    def _agrees(self, size: int, length: int) -> bool:
+        if (0, 0) not in self._tried:
+            self._tried[0, 0] = self._head_agrees()
+        if (size, length) not in self._tried:
+            self._tried[size, length] = self._tried[0, 0] and self._rows_agree(size, length)
+            if not self._tried[size, length]:
+                log.warning(
+                    "Rows of %d tokens go one by one: %d together would round otherwise here.", length, size
+                )
+        return self._tried[size, length]
+
+    @torch.no_grad()
+    def _rows_agree(self, size: int, length: int) -> bool:
+        """Random rows, half of them masks, together and one by one."""
+        engine, source = self._lm.engine, Keyed(length, range(size))
+        vocab = engine.tokenizer.vocab
+        tokens = vocab.token(integers(vocab.K, (size, length), source))
+        z = torch.where(uniforms((size, length), source) < 0.5, vocab.mask_id, tokens)
+        u = uniforms((size, length), source)
+        t = torch.full((size,), 0.5, dtype=torch.float64)
+        together, apart = (
+            self._seen(Evaluation(engine.denoiser, groups(size, length, None, z.device, k), z, t, FILTERS), u)
+            for k in (size, None)
+        )
+        return all(torch.equal(a, b) for a, b in zip(together, apart, strict=True))
+
+    @staticmethod
+    def _seen(found: Evaluation, u: Tensor) -> list[Tensor]:
+        return [found.log_p_z, *found.draw(torch.ones_like(u, dtype=torch.bool), u), *found.top()]
+
+    @torch.no_grad()
+    def _head_agrees(self) -> bool:
+        """The head's product for 16, 32, … rows: samplers ask for as many as move, so their number changes all the time."""
+        head = self._lm.network.head
+        weight, bias = compute_weights(head.weight, head)
+        hidden = uniforms((512, weight.shape[1]), Keyed(0, range(512))).to(weight.dtype) - 0.5
+        whole = raw_logits(hidden, weight, bias)
+        counts = (EVEN * n for n in (1, 2, 3, 4, 5, 6, 7, 8, 12, 16))
+        return all(torch.equal(raw_logits(hidden[:n], weight, bias), whole[:n]) for n in counts)

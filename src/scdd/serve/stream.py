@@ -1,0 +1,145 @@
+"""Server-sent events: every step of a walk as it happens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import math
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import StreamingResponse
+
+from scdd.lm import Correction, Sample
+from scdd.serve.errors import as_api_error, late
+from scdd.serve.jobs import Job, Seen
+from scdd.serve.service import ClientGone, Service, gone
+
+ALIVE = 10.0  # seconds of silence after which a comment says that the connection is still wanted
+HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+
+
+def event(kind: str, data: Any) -> bytes:
+    """One event of a stream."""
+    return f"event: {kind}\ndata: {json.dumps(data, ensure_ascii=False, allow_nan=False)}\n\n".encode()
+
+
+class Watched:
+    """A job whose steps arrive on the event loop."""
+
+    def __init__(self, service: Service, job: Job, request: Request) -> None:
+        """Submits the job: refused ones raise here, before any answer has begun."""
+        self.service, self.job, self.request = service, job, request
+        self._loop = asyncio.get_running_loop()
+        self._news: asyncio.Queue[Seen | None] = asyncio.Queue()
+        job.watch = self._arrived
+        job.future.add_done_callback(lambda _: self._tell(None))
+        service.scheduler.submit([job])
+
+    def _arrived(self, seen: Seen) -> None:
+        self._tell(seen)
+
+    def _tell(self, news: Seen | None) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and with it whoever listened
+            self._loop.call_soon_threadsafe(self._news.put_nowait, news)
+
+    async def steps(self) -> AsyncIterator[Seen | None]:
+        """Steps until the job is done; None after some seconds without one. Raises when time runs out."""
+        left = asyncio.ensure_future(gone(self.request))
+        end = self.job.arrived + self.service.limits.seconds
+        try:
+            while True:
+                news = asyncio.ensure_future(self._news.get())
+                pause = min(ALIVE, end - time.monotonic())
+                await asyncio.wait({news, left}, timeout=max(0.0, pause), return_when=asyncio.FIRST_COMPLETED)
+                if left.done():
+                    news.cancel()
+                    raise ClientGone
+                if news.done():
+                    seen = news.result()
+                    if seen is None:
+                        return
+                    yield seen
+                    continue
+                news.cancel()
+                if time.monotonic() >= end:
+                    raise late(self.service.limits.seconds)
+                yield None
+        finally:
+            left.cancel()
+
+    def result(self) -> Any:
+        """The job's answer, when its steps have ended."""
+        return self.job.future.result(timeout=0)
+
+
+def denoise(
+    service: Service, job: Job, request: Request, facts: Callable[[Any], dict[str, Any]]
+) -> StreamingResponse:
+    """`start`, then a `frame` for every text and step, then `result` and `done`; or `error`."""
+    watched = Watched(service, job, request)
+    assert job.run is not None
+    start = {**_start(service, job), "steps": len(job.run.settings.grid) - 1}
+
+    async def events() -> AsyncIterator[bytes]:
+        try:
+            yield event("start", start)
+            async for seen in watched.steps():
+                yield b": still here\n\n" if seen is None else event("frame", frame(service, seen))
+            yield event("result", facts(watched.result()))
+            yield event("done", {})
+        except ClientGone:
+            return
+        except Exception as error:
+            yield event("error", as_api_error(error).body)
+        finally:
+            job.drop()
+
+    return StreamingResponse(events(), media_type="text/event-stream", headers=HEADERS)
+
+
+def _start(service: Service, job: Job) -> dict[str, Any]:
+    """What stands there before the first step: null is a mask."""
+    tokenizer = service.lm.tokenizer
+    assert job.run is not None
+    texts = [
+        [None if token == tokenizer.mask_id else tokenizer.token(token) for token in row]
+        for row in job.run.starts
+    ]
+    return {"model": service.name, "seed": job.run.settings.seed, "texts": texts}
+
+
+def frame(service: Service, seen: Seen) -> dict[str, Any]:
+    """A step of one text: [position, what happened, new text or null for a mask], and x_θ of every token there."""
+    tokenizer = service.lm.tokenizer
+    moves = [
+        [seen.offset + i, kind, None if token == tokenizer.mask_id else tokenizer.token(token)]
+        for i, (token, kind) in enumerate(zip(seen.tokens, seen.moved, strict=True))
+        if kind
+    ]
+    p = [None if math.isnan(value) else round(math.exp(value), 4) for value in seen.log_p]
+    return {
+        "row": seen.row,
+        "step": seen.step,
+        "steps": seen.steps,
+        "t": round(seen.t, 6),
+        "s": round(seen.s, 6),
+        "offset": seen.offset,
+        "moves": moves,
+        "p": p,
+        "nfe": seen.nfe,
+        "counts": dict(zip(("unmasked", "corrected", "remasked"), seen.counts, strict=True)),
+    }
+
+
+def facts_of_samples(samples: tuple[Sample, ...]) -> dict[str, Any]:
+    """The `result` of a generation or an infilling."""
+    return {"samples": [sample.json() for sample in samples]}
+
+
+def facts_of_correction(found: Correction) -> dict[str, Any]:
+    """The `result` of a correction."""
+    return {**found.json(), "doubts": [token.json() for token in found.doubts]}

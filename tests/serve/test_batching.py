@@ -1,0 +1,138 @@
+"""Batches: who shares does not matter, sharing happens, and nothing but 429 is refused."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from scdd.lm import LM
+from tests.serve.conftest import Serving
+
+CLIENTS = 64
+
+
+def asked(i: int) -> tuple[str, dict[str, Any]]:
+    """A mix of tasks, lengths, steps, seeds and settings; most agree with some others and not with all."""
+    if i % 8 == 7:
+        return "/v1/correct", {"text": "The river runs to the sea.", "seed": i, "strength": 0.3, "steps": 6}
+    if i % 8 == 6:
+        return "/v1/infill", {"text": "The [MASK:6] over the dog", "seed": i, "steps": 6}
+    if i % 8 == 5:
+        body = {"model": "tiny", "prompt": "The fox", "max_tokens": 20, "seed": i, "logprobs": 1}
+        return "/v1/completions", body
+    length, top_p = (24, 33)[i % 2], (0.9, 1.0)[i // 2 % 2]
+    return "/v1/generate", {"length": length, "seed": i, "steps": 6, "top_p": top_p, "num": 1 + i % 3}
+
+
+def told(answer: Any) -> Any:
+    """The part of an answer that must not depend on anything."""
+    if "choices" in answer:
+        return answer["choices"]
+    return answer.get("samples") or (answer["text"], answer["changes"], answer["doubts"])
+
+
+def test_64_clients_at_once_get_what_each_would_get_alone(serving: Serving) -> None:
+    with serving({"queue": 24, "workers": 2, "batch": 16}) as client:
+        alone = [told(client.post(*asked(i)).json) for i in range(CLIENTS)]
+        statuses: list[int] = []
+
+        def once(i: int) -> Any:
+            for _ in range(200):
+                answer = client.post(*asked(i))
+                statuses.append(answer.status)
+                if answer.status != 429:
+                    return told(answer.json)
+                assert int(answer.headers["retry-after"]) >= 1
+                assert answer.error["code"] == "rate_limit_exceeded"
+                time.sleep(0.05)
+            raise AssertionError("never let in")
+
+        with ThreadPoolExecutor(CLIENTS) as pool:
+            together = list(pool.map(once, range(CLIENTS)))
+        assert together == alone
+        assert set(statuses) <= {200, 429}
+        assert client.meter("scdd_batch_jobs_sum") > 1.05 * client.meter("scdd_batch_jobs_count")
+
+
+def test_jobs_that_agree_share_a_batch(serving: Serving) -> None:
+    with serving({"workers": 1, "batch": 16, "window": 0.3}) as client, ThreadPoolExecutor(6) as pool:
+        bodies = [{"length": 30, "steps": 4, "seed": i, "num": 2} for i in range(6)]
+        found = list(pool.map(lambda body: client.post("/v1/generate", body).json, bodies))
+        assert client.meter("scdd_batch_jobs_count") == 1
+        assert client.meter("scdd_batch_texts_sum") == 12
+        assert [each["samples"][0]["seed"] for each in found] == list(range(6))
+
+
+@pytest.mark.parametrize(
+    "other", [{"length": 31}, {"steps": 5}, {"top_p": 0.5}, {"process": "gidd"}, {"final": "greedy"}]
+)
+def test_jobs_that_differ_do_not(serving: Serving, other: dict[str, Any]) -> None:
+    with serving({"workers": 1, "window": 0.2}) as client, ThreadPoolExecutor(2) as pool:
+        body = {"length": 30, "steps": 4, "seed": 1}
+        list(pool.map(lambda b: client.post("/v1/generate", b), [body, {**body, **other}]))
+        assert client.meter("scdd_batch_jobs_count") == 2
+
+
+def test_a_fixed_group_gives_the_same_text_in_any_company(serving: Serving) -> None:
+    """`together`, as on a GPU: evaluations are filled up, and a text alone is a text in a crowd."""
+    with (
+        serving({"workers": 1, "batch": 8, "together": 4, "window": 0.2}) as client,
+        ThreadPoolExecutor(8) as pool,
+    ):
+        bodies = [{"length": 30, "steps": 6, "seed": i} for i in range(7)]
+        alone = [client.post("/v1/generate", body).json for body in bodies]
+        crowd = list(pool.map(lambda body: client.post("/v1/generate", body).json, bodies))
+        assert crowd == alone
+
+
+def test_an_autoregressive_model_is_served_too(serving: Serving, tmp_path: Any) -> None:
+    from scdd.lm import load
+    from tests import tiny
+
+    folder = tiny.checkpoint(
+        tmp_path / "ar", "process.kind=ar", "objective.kind=ar", "sampling.sampler.kind=ar", causal=True
+    )
+    model: LM = load(folder, device="cpu")
+    with serving(model=model) as client:
+        body = {"prompt": "The", "length": 12, "seed": 3}
+        assert client.post("/v1/generate", body).json["samples"] == [
+            model.generate(prompt="The", length=12, seed=3)[0].json()
+        ]
+        for path, wrong in (
+            ("infill", {"text": "a [MASK]"}),
+            ("score", {"text": "The"}),
+            ("correct", {"text": "The"}),
+        ):
+            answer = client.post(f"/v1/{path}", wrong)
+            assert answer.status == 400
+            assert "autoregressive" in answer.error["message"].lower()
+        assert client.get("/v1/settings").status == 200
+
+
+def test_a_queue_that_is_full_says_when_to_come_back(serving: Serving) -> None:
+    with (
+        serving({"workers": 1, "batch": 1, "queue": 1, "steps": 4000}) as client,
+        ThreadPoolExecutor(3) as pool,
+    ):
+        slow = {"length": 30, "steps": 600, "seed": 1}
+        waiting = [pool.submit(client.post, "/v1/generate", slow)]
+        _wait_until(lambda: client.meter("scdd_network_evaluations_total") > 0)
+        waiting.append(pool.submit(client.post, "/v1/generate", slow))
+        _wait_until(lambda: client.get("/healthz").json["waiting"] == 1)
+        refused = client.post("/v1/generate", slow)
+        assert refused.status == 429
+        assert int(refused.headers["retry-after"]) >= 1
+        assert [each.result().status for each in waiting] == [200, 200]
+        assert client.meter("scdd_rejected_total") == 1
+
+
+def _wait_until(met: Callable[[], bool]) -> None:
+    for _ in range(500):
+        if met():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it never happened")

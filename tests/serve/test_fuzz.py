@@ -1,0 +1,31 @@
+"""schemathesis over the OpenAPI document: whatever is sent, the answer is one that the document names, and no 5xx."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.serve.conftest import Serving
+
+pytest.importorskip("schemathesis", reason="needs schemathesis: pip install schemathesis")
+
+
+@pytest.mark.slow
+def test_nothing_that_is_sent_breaks_the_server(serving: Serving) -> None:
+    program = Path(sys.executable).with_name("schemathesis")
+    found = str(program) if program.exists() else shutil.which("schemathesis")
+    assert found is not None
+    with serving({"steps": 12, "length": 60, "seconds": 20.0}) as client:
+        checks = (
+            "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
+        )
+        done = subprocess.run(
+            [found, "run", f"{client.url}/openapi.json", "--checks", checks, "--max-examples", "40", "--seed", "1",
+             "--phases", "examples,coverage,fuzzing", "--no-color"],
+            capture_output=True, text=True, timeout=600,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

@@ -1,0 +1,165 @@
+"""The official `openai` client, unchanged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from scdd.lm import LM
+from tests.serve.client import Client
+from tests.serve.conftest import Serving
+
+openai = pytest.importorskip("openai", reason="needs the openai package: pip install openai")
+
+
+@pytest.fixture(scope="module")
+def api(client: Client) -> Any:
+    return openai.OpenAI(base_url=f"{client.url}/v1", api_key="none", max_retries=0)
+
+
+def test_models(api: Any) -> None:
+    assert [model.id for model in api.models.list()] == ["tiny"]
+    assert api.models.retrieve("tiny").owned_by == "scdd"
+    with pytest.raises(openai.NotFoundError, match="does not exist"):
+        api.models.retrieve("gpt")
+
+
+def test_a_completion_is_what_the_library_generates(api: Any, lm: LM) -> None:
+    found = api.completions.create(model="tiny", prompt="The river", max_tokens=12, seed=4, n=2, top_p=0.9)
+    before = len(lm.tokenizer.encode("The river"))
+    expected = lm.generate(2, prompt="The river", length=before + 12, seed=4, top_p=0.9)
+    texts = [lm.engine.text(sample.tokens[before:]) for sample in expected]
+    assert [choice.text for choice in found.choices] == texts
+    assert [choice.index for choice in found.choices] == [0, 1]
+    assert found.object == "text_completion"
+    assert found.usage.prompt_tokens == before
+    assert found.usage.completion_tokens == sum(len(sample.tokens) - before for sample in expected)
+
+
+def test_a_suffix_is_filled_in_before(api: Any, lm: LM) -> None:
+    found = api.completions.create(
+        model="tiny", prompt="The quick", suffix=" lazy dog.", max_tokens=9, seed=2, echo=True
+    )
+    sizes = [len(lm.tokenizer.encode(text)) for text in ("The quick", " lazy dog.")]
+    expected = lm.generate(prompt="The quick", suffix=" lazy dog.", length=sum(sizes) + 9, seed=2)[0]
+    assert found.choices[0].text + " lazy dog." == expected.text
+    assert found.choices[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize("size", [20, 80])
+def test_a_stream_adds_up_to_the_answer(api: Any, size: int) -> None:
+    """80 tokens are several windows, which arrive one after the other."""
+    asked = {
+        "model": "tiny",
+        "prompt": "The fox",
+        "max_tokens": size,
+        "seed": 6,
+        "n": 2,
+        "extra_body": {"steps": 4},
+    }
+    whole = api.completions.create(**asked)
+    chunks = list(api.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+    for index in (0, 1):
+        parts = [c for chunk in chunks for c in chunk.choices if c.index == index]
+        assert "".join(part.text for part in parts) == whole.choices[index].text
+        assert parts[-1].finish_reason == whole.choices[index].finish_reason
+        assert all(part.finish_reason is None for part in parts[:-1])
+        assert len([part for part in parts if part.text]) >= (2 if size == 80 else 1)
+    assert chunks[-1].usage == whole.usage
+
+
+def test_stops_cut_the_text_alone_and_in_a_stream(api: Any) -> None:
+    asked = {"model": "tiny", "prompt": "The fox", "max_tokens": 80, "seed": 1, "extra_body": {"steps": 4}}
+    full = api.completions.create(**asked).choices[0].text
+    middle = len(full) // 2
+    stop = full[middle : middle + 2]
+    cut = api.completions.create(**asked, stop=[stop, "never there"]).choices[0]
+    assert cut.text == full[: full.index(stop)]
+    assert cut.finish_reason == "stop"
+    parts = [c.choices[0] for c in api.completions.create(**asked, stop=stop, stream=True)]
+    assert "".join(part.text for part in parts) == cut.text
+    assert parts[-1].finish_reason == "stop"
+
+
+def test_logprobs_are_those_of_the_tokens(api: Any, lm: LM) -> None:
+    found = api.completions.create(model="tiny", prompt="The", max_tokens=10, seed=3, logprobs=1).choices[0]
+    before = len(lm.tokenizer.encode("The"))
+    way = lm.generate(prompt="The", length=before + 10, seed=3, record=True)[0].trajectory
+    assert way is not None
+    known = way.log_p[-1, before : before + len(found.logprobs.tokens)].tolist()
+    assert found.logprobs.token_logprobs == pytest.approx(known, abs=1e-5)
+    assert [list(best) for best in found.logprobs.top_logprobs] == [[t] for t in found.logprobs.tokens]
+    assert found.logprobs.text_offset[0] == 0
+
+
+def test_prompts_can_be_many_and_can_be_tokens(api: Any, lm: LM) -> None:
+    ids = lm.tokenizer.encode("The river runs")
+    many = api.completions.create(
+        model="tiny", prompt=["The river runs", "The fox"], max_tokens=6, seed=9, n=2
+    )
+    one = api.completions.create(model="tiny", prompt=ids, max_tokens=6, seed=9, n=2)
+    assert [choice.text for choice in many.choices[:2]] == [choice.text for choice in one.choices]
+    assert [choice.index for choice in many.choices] == [0, 1, 2, 3]
+
+
+def test_temperature_zero_is_greedy(api: Any, lm: LM) -> None:
+    found = api.completions.create(model="tiny", prompt="The", max_tokens=8, seed=3, temperature=0)
+    before = len(lm.tokenizer.encode("The"))
+    expected = lm.generate(prompt="The", length=before + 8, seed=3, top_k=1)[0]
+    assert found.choices[0].text == lm.engine.text(expected.tokens[before:])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"model": "gpt"},
+        {"max_tokens": 0},
+        {"max_tokens": 1000},
+        {"n": 9},
+        {"temperature": 2.5},
+        {"logprobs": 9},
+        {"stop": ["a", "b", "c", "d", "e"]},
+        {"presence_penalty": 1.0},
+        {"logit_bias": {"1": 5}},
+        {"best_of": 3},
+        {"prompt": [10**6]},
+        {"prompt": []},
+        {"extra_body": {"stepz": 1}},
+    ],
+)
+def test_mistakes_raise_the_clients_own_errors(api: Any, wrong: dict[str, Any]) -> None:
+    kind = openai.NotFoundError if wrong.get("model") else openai.BadRequestError
+    with pytest.raises(kind) as caught:
+        api.completions.create(**{"model": "tiny", "prompt": "The", **wrong})
+    assert caught.value.body["message"]
+    assert caught.value.type == "invalid_request_error"
+
+
+def test_a_token_is_asked_for(serving: Serving) -> None:
+    with serving(token="s3cret") as client:
+        url = f"{client.url}/v1"
+        assert openai.OpenAI(base_url=url, api_key="s3cret").models.list().data[0].id == "tiny"
+        with pytest.raises(openai.AuthenticationError):
+            openai.OpenAI(base_url=url, api_key="wrong", max_retries=0).models.list()
+
+
+def test_a_full_queue_is_a_rate_limit(serving: Serving) -> None:
+    """One worker busy, one place in the queue: the rest is told when to come back, and the client's retries succeed."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with serving({"workers": 1, "batch": 1, "queue": 1}) as client, ThreadPoolExecutor(6) as pool:
+        asked = {"model": "tiny", "prompt": "The", "max_tokens": 30, "seed": 1, "extra_body": {"steps": 256}}
+
+        def once(_: int) -> Any:
+            with openai.OpenAI(base_url=f"{client.url}/v1", api_key="none", max_retries=0) as api:
+                try:
+                    return api.completions.create(**asked).choices[0].text
+                except openai.RateLimitError as error:
+                    return error
+
+        found = list(pool.map(once, range(6)))
+        refused = [each for each in found if isinstance(each, openai.RateLimitError)]
+        assert 1 <= len(refused) <= 4
+        assert all(int(error.response.headers["retry-after"]) >= 1 for error in refused)
+        assert len({each for each in found if isinstance(each, str)}) == 1

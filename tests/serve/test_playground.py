@@ -1,0 +1,414 @@
+"""The playground in a real browser, every control of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import parse_qs, urlparse
+
+import pytest
+
+from scdd.lm import LM
+from tests.serve.client import Client
+from tests.serve.conftest import Serving
+
+sync = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
+CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="needs chromium: install it, or set CHROMIUM to its path"
+)
+ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+TEXT = "The quick brown fox jumps over the lazy dog."
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync.sync_playwright() as play:
+        made = play.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield made
+        made.close()
+
+
+def opened(browser: Any, url: str, **options: Any) -> Any:
+    """A page that fails the test if it complains, or asks anybody but its server."""
+    context = browser.new_context(permissions=["clipboard-read", "clipboard-write"], **options)
+    page = context.new_page()
+    page.set_default_timeout(15000)
+    page.complaints = []
+    page.on("console", lambda said: page.complaints.append(said.text) if said.type == "error" else None)
+    page.on("pageerror", lambda error: page.complaints.append(str(error)))
+    page.on(
+        "request", lambda asked: page.complaints.append(asked.url) if not asked.url.startswith(url) else None
+    )
+    page.goto(url)
+    sync.expect(page.locator("#sampler")).to_be_attached()
+    return page
+
+
+@pytest.fixture
+def page(browser: Any, client: Client) -> Iterator[Any]:
+    made = opened(browser, client.url)
+    yield made
+    assert made.complaints == []
+    made.context.close()
+
+
+def run(page: Any, steps: int | None = 8) -> None:
+    """Press the button, and wait until the walk has ended."""
+    if steps is not None:
+        page.fill("#steps", str(steps))
+    page.click("#run")  # which disables itself before the click returns
+    sync.expect(page.locator("#halt")).to_be_disabled()
+    sync.expect(page.locator("#run")).to_be_enabled()
+
+
+def text(page: Any) -> str:
+    return "".join(page.locator("#text .tok").all_text_contents())
+
+
+def visible(lm: LM, tokens: tuple[int, ...]) -> str:
+    return "".join(lm.tokenizer.token(token) for token in tokens)
+
+
+def test_generate_shows_what_the_library_generates(page: Any, lm: LM) -> None:
+    page.fill("#prompt", "The fox")
+    page.fill("#suffix", " dog.")
+    page.fill("#length", "24")
+    page.fill("#seed", "5")
+    run(page)
+    expected = lm.generate(prompt="The fox", suffix=" dog.", length=24, seed=5, steps=8)[0]
+    assert text(page) == visible(lm, expected.tokens)
+    sync.expect(page.locator("#status")).to_have_text(re.compile("Step 8 of 8.*0 masks left"))
+    sync.expect(page.locator("#note")).to_have_text("Seed 5")
+
+
+def test_the_slider_scrubs_and_play_replays(page: Any) -> None:
+    run(page)
+    slider = page.locator("#step")
+    final = text(page)
+    slider.focus()
+    page.keyboard.press("Home")
+    sync.expect(page.locator("#status")).to_have_text(re.compile("Step 0 of 8"))
+    assert page.locator("#text .mask").count() == page.locator("#text .tok").count()
+    page.click("#next")
+    page.click("#next")
+    page.click("#back")
+    sync.expect(page.locator("#status")).to_have_text(re.compile("Step 1 of 8"))
+    assert page.locator("#text .unmasked").count() > 0
+    page.select_option("#speed", "50")
+    page.click("#play")
+    sync.expect(page.locator("#play")).to_have_attribute("aria-label", "Pause")
+    sync.expect(page.locator("#status")).to_have_text(re.compile("Step 8 of 8"))
+    sync.expect(page.locator("#play")).to_have_attribute("aria-label", "Play")
+    assert text(page) == final
+
+
+def test_keys_move_through_the_text(page: Any) -> None:
+    run(page)
+    page.locator("#text").focus()
+    page.keyboard.press("ArrowLeft")
+    sync.expect(page.locator("#status")).to_have_text(re.compile("Step 7 of 8"))
+    page.keyboard.press("Home")
+    sync.expect(page.locator("#status")).to_have_text(re.compile("Step 0 of 8"))
+    page.keyboard.press("End")
+    sync.expect(page.locator("#status")).to_have_text(re.compile("Step 8 of 8"))
+    page.keyboard.press(" ")
+    sync.expect(page.locator("#play")).to_have_attribute("aria-label", "Pause")
+    page.keyboard.press(" ")
+    sync.expect(page.locator("#play")).to_have_attribute("aria-label", "Play")
+
+
+def test_colours_and_plot_count_the_moves(page: Any, lm: LM) -> None:
+    """SCDD corrects in place: over all steps the orange tokens are the library's corrections."""
+    page.fill("#length", "38")
+    page.fill("#seed", "1")
+    run(page, 16)
+    expected = lm.generate(length=38, seed=1, steps=16)[0]
+    found = {"unmasked": 0, "corrected": 0, "remasked": 0}
+    page.locator("#text").focus()
+    page.keyboard.press("Home")
+    for _ in range(16):
+        page.keyboard.press("ArrowRight")
+        for kind in found:
+            found[kind] += page.locator(f"#text .{kind}").count()
+    assert found == {"unmasked": expected.unmasked, "corrected": expected.corrections, "remasked": 0}
+    assert expected.corrections > 0
+    sync.expect(page.locator("#sums")).to_contain_text(f"{expected.corrections} corrected")
+    assert page.locator("#plot rect.c").count() > 0
+    box = page.locator("#plot").bounding_box()
+    page.mouse.click(box["x"] + box["width"] * 0.53, box["y"] + 20)
+    sync.expect(page.locator("#status")).to_have_text(re.compile("Step 9 of 16"))
+
+
+def test_remasking_has_a_colour_of_its_own(page: Any) -> None:
+    page.select_option("#schedule", "mdlm")
+    page.select_option("#sampler", "remdm")
+    page.select_option("#sampler-variant", "rescale")
+    page.fill("#sampler-eta", "0.5")
+    run(page, 12)
+    page.locator("#text").focus()
+    seen = 0
+    for _ in range(12):
+        seen += page.locator("#text .mask.remasked").count()
+        page.keyboard.press("ArrowLeft")
+    assert seen > 0
+    assert page.locator("#plot rect.r").count() > 0
+
+
+def test_pickers_come_from_the_recipes_schema(page: Any, client: Client) -> None:
+    schema = client.get("/v1/settings").json["recipe_schema"]["$defs"]
+    kinds = list(schema["Sampling"]["properties"]["sampler"]["discriminator"]["mapping"])
+    assert sorted(page.locator("#sampler option").all_text_contents()) == sorted(kinds)
+    assert page.locator("#grid option").all_text_contents() == schema["Grid"]["properties"]["kind"]["enum"]
+    assert (
+        page.locator("#final option").all_text_contents() == schema["Sampling"]["properties"]["final"]["enum"]
+    )
+    page.select_option("#sampler", "gidd-correct")
+    assert page.locator("#sampler-corrections").input_value() == "64"
+    page.select_option("#schedule", "gidd")
+    page.select_option("#schedule-schedule", "decoupled")
+    page.select_option("#schedule-schedule-rho", "polynomial")
+    assert page.locator("#schedule-schedule-rho-power").input_value() == "1"
+
+
+def test_a_sampler_that_does_not_fit_says_why(browser: Any, client: Client) -> None:
+    page = opened(browser, client.url)
+    page.select_option("#sampler", "p2")
+    sync.expect(page.locator("#sampling .hint").first).to_contain_text("needs ρ ≡ 1")
+    page.click("#run")
+    sync.expect(page.locator("#error")).to_contain_text("needs ρ ≡ 1")
+    page.select_option("#sampler", "ancestral")
+    run(page)
+    sync.expect(page.locator("#error")).to_be_hidden()
+    page.context.close()
+
+
+def test_infill_by_clicking_words(page: Any, lm: LM) -> None:
+    page.click("#tab-infill")
+    page.fill("#infill-text", TEXT)
+    words = page.locator("#words button")
+    assert words.all_text_contents() == TEXT.split()
+    for word in ("brown", "fox", "lazy"):
+        words.get_by_text(word, exact=True).click()
+    assert page.locator("#words [aria-pressed=true]").all_text_contents() == ["brown", "fox", "lazy"]
+    page.fill("#seed", "2")
+    run(page)
+    sizes = [len(lm.tokenizer.encode(piece)) for piece in (" brown fox", " lazy")]
+    holes = f"The quick [MASK:{sizes[0]}] jumps over the [MASK:{sizes[1]}] dog."
+    assert text(page) == visible(lm, lm.infill(holes, seed=2, steps=8)[0].tokens)
+    page.click("#unmask")
+    assert page.locator("#words [aria-pressed=true]").count() == 0
+
+
+def test_words_can_be_masked_from_the_keyboard(page: Any) -> None:
+    page.click("#tab-infill")
+    first = page.locator("#words button").first
+    first.focus()
+    page.keyboard.press("Enter")
+    sync.expect(first).to_have_attribute("aria-pressed", "true")
+
+
+def test_correct_shows_steps_diff_and_doubts(page: Any, lm: LM) -> None:
+    page.click("#tab-correct")
+    page.fill("#correct-text", TEXT)
+    page.locator("#strength").fill("0.4")
+    sync.expect(page.locator("#strength-value")).to_have_text("0.4")
+    page.fill("#seed", "3")
+    run(page)
+    found = lm.correct(TEXT, strength=0.4, seed=3, steps=8)
+    assert found.changes
+    assert text(page) == visible(lm, found.tokens)
+    page.get_by_text("Diff", exact=True).click()
+    assert page.locator("#text del").all_text_contents() == [change.before for change in found.changes]
+    assert page.locator("#text ins").all_text_contents() == [change.after for change in found.changes]
+    assert page.locator("#text sub").count() == 2 * len(found.changes)
+    assert page.locator("#changes tbody tr").count() == len(found.changes)
+    page.get_by_text("Doubts", exact=True).click()
+    assert text(page) == TEXT
+    colours = page.locator("#text .doubt").evaluate_all("all => all.map(e => e.style.backgroundColor)")
+    doubts = [float(re.search(r"/ ([\d.]+)\)", colour)[1]) for colour in colours]  # type: ignore[index]
+    assert doubts == pytest.approx([0.75 * score.doubt for score in found.doubts], abs=1e-3)
+
+
+def test_correct_in_one_pass(page: Any, lm: LM) -> None:
+    page.click("#tab-correct")
+    page.fill("#correct-text", TEXT)
+    page.select_option("#mode", "pass")
+    run(page)
+    found = lm.correct(TEXT, mode="pass", strength=0.1)
+    assert text(page) == visible(lm, found.tokens)
+    sync.expect(page.locator("#status")).to_have_text(re.compile("Step 1 of 1"))
+
+
+def test_several_texts(page: Any, lm: LM) -> None:
+    page.fill("#num", "3")
+    page.fill("#length", "20")
+    run(page)
+    page.select_option("#which", "2")
+    assert text(page).startswith(visible(lm, lm.generate(3, length=20, steps=8)[2].tokens))
+
+
+def test_tokens_tell_their_story(page: Any) -> None:
+    run(page)
+    token = page.locator("#text .tok").nth(4)
+    token.hover()
+    sync.expect(page.locator("#tip")).to_contain_text("p = ")
+    token.click()
+    sync.expect(page.locator("#detail")).to_contain_text("step ")
+
+
+def test_a_link_restores_everything(page: Any, browser: Any, client: Client) -> None:
+    page.fill("#prompt", "The fox & co")
+    page.fill("#seed", "77")
+    page.fill("#steps", "9")
+    page.select_option("#grid", "cosine")
+    page.select_option("#schedule", "scdd")
+    page.fill("#schedule-schedule-p_u", "0.4")
+    page.click("#tab-infill")
+    page.locator("#words button").nth(1).click()
+    page.click("#share")
+    sync.expect(page.locator("#note")).to_contain_text("clipboard")
+    link = page.evaluate("navigator.clipboard.readText()")
+    assert urlparse(link).query == ""  # what people write never reaches the server's log
+    assert parse_qs(urlparse(link).fragment)["seed"] == ["77"]
+    other = opened(browser, client.url)
+    other.goto(link)
+    sync.expect(other.locator("#tab-infill")).to_have_attribute("aria-selected", "true")
+    found = {name: other.locator(f"#{name}").input_value() for name in ("prompt", "seed", "steps", "grid")}
+    assert found == {"prompt": "The fox & co", "seed": "77", "steps": "9", "grid": "cosine"}
+    assert other.locator("#schedule-schedule-p_u").input_value() == "0.4"
+    assert other.locator("#words button").nth(1).get_attribute("aria-pressed") == "true"
+    other.context.close()
+
+
+@pytest.mark.parametrize("task", ["generate", "infill", "correct"])
+def test_copied_code_runs(page: Any, lm: LM, task: str) -> None:
+    page.click(f"#tab-{task}")
+    page.fill("#steps", "4")
+    page.fill("#seed", "6")
+    if task == "infill":
+        page.fill("#infill-text", "It's the [MASK:2] dog")
+    if task == "correct":
+        page.fill("#correct-text", TEXT)
+    expected: Any = {
+        "generate": lambda: lm.generate(steps=4, seed=6)[0],
+        "infill": lambda: lm.infill("It's the [MASK:2] dog", steps=4, seed=6)[0],
+        "correct": lambda: lm.correct(TEXT, steps=4, seed=6),
+    }[task]()
+    page.click("#copy-python")
+    sync.expect(page.locator("#note")).to_have_text("The program is in the clipboard.")
+    program = page.evaluate("navigator.clipboard.readText()")
+    said = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        check=True,
+        env={**os.environ, "PYTHONUTF8": "1"},
+    )
+    assert said.stdout.decode() == expected.text + "\n"
+    page.click("#copy-curl")
+    sync.expect(page.locator("#note")).to_have_text("The command is in the clipboard.")
+    command = page.evaluate("navigator.clipboard.readText()")
+    if shutil.which("curl") and shutil.which("bash"):
+        found = json.loads(subprocess.run(["bash", "-c", command], capture_output=True, check=True).stdout)
+        assert (found if task == "correct" else found["samples"][0])["text"] == expected.text
+
+
+def test_tabs_follow_the_arrow_keys(page: Any) -> None:
+    page.locator("#tab-generate").focus()
+    page.keyboard.press("ArrowRight")
+    sync.expect(page.locator("#tab-infill")).to_be_focused()
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowLeft")
+    sync.expect(page.locator("#tab-correct")).to_have_attribute("aria-selected", "true")
+    sync.expect(page.locator("#run")).to_have_text("Correct")
+
+
+def test_control_enter_runs_and_dice_change_the_seed(page: Any) -> None:
+    before = page.locator("#seed").input_value()
+    page.click("#dice")
+    assert page.locator("#seed").input_value() != before
+    page.locator("#prompt").focus()
+    page.keyboard.press("Control+Enter")
+    sync.expect(page.locator("#status")).to_have_text(re.compile("Step 6 of 6"))
+
+
+def test_stop_stops(browser: Any, serving: Serving) -> None:
+    with serving({"steps": 20000}) as client:
+        page = opened(browser, client.url)
+        page.fill("#steps", "20000")
+        page.click("#run")
+        sync.expect(page.locator("#halt")).to_be_enabled()
+        sync.expect(page.locator("#status")).to_contain_text("of 20000")
+        page.click("#halt")
+        sync.expect(page.locator("#note")).to_have_text("Stopped.")
+        for _ in range(100):
+            if client.meter("scdd_abandoned_jobs_total") == 1:
+                break
+            page.wait_for_timeout(50)
+        assert client.meter("scdd_abandoned_jobs_total") == 1
+        page.context.close()
+
+
+def test_a_token_is_asked_for_and_used(browser: Any, serving: Serving) -> None:
+    with serving(token="s3cret") as client:
+        context = browser.new_context()
+        page = context.new_page()
+        page.goto(client.url)
+        sync.expect(page.locator("#token-box")).to_be_visible()
+        page.fill("#token", "s3cret")
+        page.locator("#token").blur()
+        sync.expect(page.locator("#model")).to_contain_text("tiny")
+        run(page)
+        assert "s3cret" not in page.url
+        context.close()
+
+
+def test_dark_and_light(browser: Any, client: Client) -> None:
+    grounds = []
+    for scheme in ("light", "dark"):
+        page = opened(browser, client.url, color_scheme=scheme)
+        assert page.locator("html").get_attribute("data-theme") == scheme
+        grounds.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+        page.click("#theme")
+        other = page.locator("html").get_attribute("data-theme")
+        assert other != scheme
+        page.reload()
+        assert page.locator("html").get_attribute("data-theme") == other
+        page.context.close()
+    assert grounds[0] != grounds[1]
+
+
+def test_a_phone_needs_no_sideways_scrolling(browser: Any, client: Client) -> None:
+    page = opened(browser, client.url, viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True)
+    for task in ("generate", "infill", "correct"):
+        page.click(f"#tab-{task}")
+        run(page, None)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    page.locator("#text .tok").first.tap()
+    sync.expect(page.locator("#detail")).not_to_be_empty()
+    page.context.close()
+
+
+def test_every_control_has_a_name(page: Any) -> None:
+    """What a screen reader would read out."""
+    unnamed = page.evaluate(
+        """() => [...document.querySelectorAll("button, input, select, textarea, a[href], svg[role=img]")].filter(e => !(
+            e.getAttribute("aria-label") || e.labels?.length || e.textContent.trim())).map(e => e.outerHTML)"""
+    )
+    assert unnamed == []
+    assert page.locator("[role=status], [role=alert]").count() >= 3
+    assert page.locator("html").get_attribute("lang") == "en"
+
+
+def test_the_api_page(browser: Any, client: Client) -> None:
+    page = browser.new_page()
+    page.goto(f"{client.url}/docs")
+    sync.expect(page.locator("article h3").first).to_be_visible()
+    assert "POST/v1/completions" in page.locator("article h3").all_text_contents()
+    page.close()

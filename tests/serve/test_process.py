@@ -1,0 +1,99 @@
+"""`scdd serve` as people start it, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scdd.cli.main import main
+from tests.serve.client import Client
+
+for needed in ("fastapi", "uvicorn", "prometheus_client"):
+    pytest.importorskip(needed, reason=f"needs {needed}: pip install 'scdd[serve]'")
+
+
+def started(folder: Path, *options: str) -> tuple[subprocess.Popen[str], Client]:
+    command = [
+        sys.executable,
+        "-m",
+        "scdd",
+        "serve",
+        "--model",
+        str(folder),
+        "--port",
+        "0",
+        "--device",
+        "cpu",
+        *options,
+    ]
+    process = subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        found = re.search(r"running on http://127\.0\.0\.1:(\d+)", line)
+        if found:
+            threading.Thread(target=process.stderr.read, daemon=True).start()
+            return process, Client(int(found[1]))
+    raise AssertionError(f"it ended with {process.wait()}")
+
+
+def test_sigterm_under_load_loses_no_accepted_request(folder: Path) -> None:
+    process, client = started(folder, "--workers", "2", "--max-queue", "40", "--batch-size", "4")
+    bodies: list[dict[str, Any]] = [{"length": 24 + i % 6, "steps": 60, "seed": i} for i in range(24)]
+
+    def once(body: dict[str, Any]) -> Any:
+        return client.post("/v1/generate", body)
+
+    with ThreadPoolExecutor(len(bodies) + 1) as pool:
+        streaming = pool.submit(
+            lambda: list(client.events("/v1/denoise", {"task": "generate", "steps": 100, "seed": 1}))
+        )
+        waiting = [pool.submit(once, body) for body in bodies]
+        for _ in range(500):  # all are in: some under way, the others in the queue
+            lines = client.get("/healthz").json
+            if lines["waiting"] >= 6:
+                break
+            time.sleep(0.01)
+        assert lines["waiting"] >= 6
+        time.sleep(0.3)
+        process.send_signal(signal.SIGTERM)
+        answers = [each.result() for each in waiting]
+        assert [kind for kind, _ in streaming.result()][-1] == "done"
+    assert [answer.status for answer in answers] == [200] * len(bodies)
+    assert [answer.json["samples"][0]["seed"] for answer in answers] == [body["seed"] for body in bodies]
+    assert process.wait(20) in (0, -signal.SIGTERM)
+    with pytest.raises(OSError, match="refused"):
+        client.get("/healthz")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--host", "0.0.0.0"], "set a token"),
+        (["--host", "0.0.0.0", "--token", "é"], "ASCII"),
+        (["--max-steps", "0"], "--max-steps is 0"),
+        (["--log-level", "loud"], "--log-level"),
+        (["--model", "/nowhere/at/all"], "/nowhere/at/all"),
+    ],
+)
+def test_refusals(
+    options: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SCDD_TOKEN", raising=False)
+    assert main(["serve", *options]) == 2
+    assert said in capsys.readouterr().err
