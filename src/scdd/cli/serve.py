@@ -92,17 +92,23 @@ def serve(
         seconds=timeout,
     )
     limits = shaped(limits, lm, batch=batch_size, workers=workers, together=group)
-    threads = 1 if lm.device.type == "cpu" and limits.workers > 1 else None
     app = create_app(
         lm,
         limits,
         token=token,
         hosts=LOOPBACK if local and token is None else None,
         name=name,
-        threads=threads,
+        threads=_threads(limits.workers) if lm.device.type == "cpu" else None,
         lent=True,
     )
     run(app, host, port, log_level)
+
+
+def _threads(workers: int) -> int:
+    """Of torch, for each worker: said aloud, since OpenMP's own choice is slower here."""
+    import torch
+
+    return max(1, torch.get_num_threads() // workers)
 
 
 def is_loopback(host: str) -> bool:

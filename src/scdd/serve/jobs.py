@@ -26,6 +26,8 @@ from scdd.serve.limits import Limits
 from scdd.serve.metrics import Meters
 from scdd.serve.sharing import Sharing
 
+COMPANY = 8.0
+
 
 class Abandoned(Exception):
     """Nobody waits for this batch any more."""
@@ -111,7 +113,7 @@ class Scheduler:
         self.limits, self.meters, self.sharing, self._intra = limits, meters, sharing, threads
         self._pending: deque[Job] = deque()
         self._changed = threading.Condition()
-        self._idle, self._open = 0, True
+        self._idle, self._open, self._company = 0, True, False
         self._pace = 0.5  # seconds a job, smoothed
         self._workers = [
             threading.Thread(target=self.work, name=f"scdd-worker-{i}", daemon=True)
@@ -138,6 +140,11 @@ class Scheduler:
                 raise busy(self.retry_after())
             self._pending.extend(jobs)
             self._changed.notify_all()
+
+    @property
+    def _window(self) -> float:
+        """Seconds to wait for company: longer where the last batch had some, whose clients may be about to ask again."""
+        return self.limits.window * (COMPANY if self._company else 1.0)
 
     def retry_after(self) -> int:
         """Seconds until the queue will have shrunk, at the present pace."""
@@ -176,7 +183,7 @@ class Scheduler:
                     if self._pending:
                         first = self._pending[0]
                         alike = [job for job in self._pending if self._agree(job, first)]
-                        pause = first.arrived + self.limits.window - time.monotonic()
+                        pause = first.arrived + self._window - time.monotonic()
                         rows = sum(job.rows for job in alike)
                         if pause <= 0 or first.key is None or rows >= self.limits.batch or not self._open:
                             return self._picked(alike, math.ceil(rows / self._idle))
@@ -197,6 +204,7 @@ class Scheduler:
             picked.append(job)
             room -= job.rows
             self._pending.remove(job)
+        self._company = len(picked) > 1
         return picked
 
     @staticmethod

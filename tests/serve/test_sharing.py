@@ -1,0 +1,63 @@
+"""Rows go through the network together only where that changes no bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from scdd.lm import LM
+from scdd.models import DiT
+from tests.serve.conftest import Serving
+
+pytest.importorskip("fastapi", reason="needs fastapi: pip install 'scdd[serve]'")
+
+
+class Fickle(torch.nn.Module):
+    """A network whose last bits depend on how many rows it sees, as a library's product may."""
+
+    def __init__(self, inner: DiT) -> None:
+        super().__init__()
+        self.inner, self.vocab, self.config = inner, inner.vocab, inner.config
+
+    @property
+    def head(self) -> Any:
+        return self.inner.head
+
+    def hidden(self, z_t: Tensor, t: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
+        return self.inner.hidden(z_t, t, documents) * (1.0 + 1e-6 * (z_t.shape[0] - 1))
+
+
+def fickle(lm: LM) -> LM:
+    network: Any = Fickle(lm.network)
+    return LM(network, lm.process, lm.tokenizer, lm.context, lm.sampling, name="fickle")
+
+
+def test_sizes(lm: LM) -> None:
+    from scdd.serve.sharing import SIZES, Sharing
+
+    sharing = Sharing(lm, None)
+    assert sharing.size(1, 30) is None
+    for rows in (2, 5, 8, 30):
+        size = sharing.size(rows, 30)
+        assert size is None or (size in SIZES and size <= rows)
+    assert Sharing(lm, 16).size(1, 30) == 16
+
+
+def test_what_would_change_bits_goes_one_by_one(lm: LM) -> None:
+    from scdd.serve.sharing import Sharing
+
+    assert Sharing(fickle(lm), None).size(8, 30) is None
+
+
+def test_a_fickle_network_still_answers_alike_in_company(serving: Serving, lm: LM) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    with serving({"workers": 1, "window": 0.2}, model=fickle(lm)) as client, ThreadPoolExecutor(4) as pool:
+        bodies = [{"length": 30, "seed": i, "steps": 4} for i in range(4)]
+        together = list(pool.map(lambda body: client.post("/v1/generate", body).json, bodies))
+        assert client.meter("scdd_batch_jobs_count") == 1
+        assert client.meter("scdd_network_evaluations_total") == client.meter("scdd_network_rows_total") == 16
+        assert together == [client.post("/v1/generate", body).json for body in bodies]
