@@ -57,6 +57,7 @@ def run(app: FastAPI, host: str, port: int, log_level: str = "info") -> None:
         finally:
             scheduler.close(wait=0.0)
 
+    app.state.service.warm_up()
     for sign in (signal.SIGTERM, signal.SIGINT):
         signal.signal(sign, made.handle_exit)
     thread = threading.Thread(target=talk, name="scdd-http", daemon=True)

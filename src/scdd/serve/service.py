@@ -48,6 +48,10 @@ class Service:
         self._views: OrderedDict[str, LM] = OrderedDict()
         self._lock = threading.Lock()
 
+    def warm_up(self) -> None:
+        """A short text, before anybody waits for one: kernels are chosen, and threads belong to whoever calls this."""
+        self.lm.generate(steps=2, length=min(self.lm.engine.room, self.limits.length))
+
     # -- understanding ------------------------------------------------------------------------------------------------
 
     def check_model(self, name: str | None) -> None:
