@@ -44,8 +44,9 @@ def server(app: FastAPI, host: str, port: int, log_level: str = "info") -> Serve
 def run(app: FastAPI, host: str, port: int, log_level: str = "info") -> None:
     """Serve until a signal comes; the app was made with `lent=True`.
 
-    This thread, the process's first, computes, and another one talks: OpenMP lets its threads wait actively, which makes
-    small products half as fast again, only while there are no more of them than cores, and the first thread always counts.
+    This thread, the process's first, computes, and another one talks: OpenMP's threads wait actively, which small products
+    need, only while there are no more of them than cores, and the first thread counts whether it computes or not (a step of
+    a nano model on two cores: 9 ms here, 13 ms in another thread).
     """
     made, scheduler = server(app, host, port, log_level), app.state.service.scheduler
 
