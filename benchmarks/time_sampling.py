@@ -174,8 +174,7 @@ class Run:
             batch.documents,
             Part(stream(self.bench.args.seed, "training"), self.step, 0, rows, rows),
         )
-        self.adamw.step(self.step)
-        self.ema.update()
+        self.adamw.step(self.step, self.ema)
         parallel.step.objective.end_step(lambda tensor: None)
         self.step += 1
 

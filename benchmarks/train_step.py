@@ -51,8 +51,7 @@ class Setup:
     def finish(self, loss: torch.Tensor) -> None:
         """Backward, clip, AdamW, EMA."""
         loss.backward()
-        self.norm = self.optim.step(self.step)
-        self.ema.update()
+        self.norm = self.optim.step(self.step, self.ema)
         self.step += 1
 
 

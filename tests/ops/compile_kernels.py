@@ -11,7 +11,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from scdd.ops.triton import elbo, head, redraw
+from scdd.ops.triton import elbo, head, redraw, update
 
 HOPPER = GPUTarget("cuda", 90, 32)
 
@@ -57,6 +57,13 @@ def main() -> None:
             {**constants, "BLOCK": redraw.BLOCK},
             redraw.WARPS,
         )
+    numbers = dict.fromkeys(
+        ("keep", "step", "spread", "beta1_rest", "beta2", "beta2_rest", "epsilon", "pull"), "fp32"
+    )
+    tables = {"table": "*i64", "sizes": "*i64", "owners": "*i32", "numbers": "*i32", "scale_": "*fp32"}
+    for shadow, aligned in itertools.product((False, True), repeat=2):
+        constants = {"HAS_SHADOW": shadow, "ALIGNED": aligned, "BLOCK": update.BLOCK}
+        build(update._update, {**tables, **numbers, "tensors": "i32"}, constants, update.WARPS)
 
 
 if __name__ == "__main__":

@@ -13,5 +13,5 @@ import torch
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     if torch.cuda.is_available() or find_spec("triton") is None:
         return
-    for name in ("elbo", "head", "redraw"):
+    for name in ("elbo", "head", "redraw", "update"):
         monkeypatch.setattr(import_module(f"scdd.ops.triton.{name}"), "BLOCK", 128)

@@ -161,8 +161,7 @@ class Block(nn.Module):
         self, x: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor | None, cache: LayerCache | None
     ) -> Tensor:
         batch, length, _ = x.shape
-        qkv = self.qkv(x).view(batch, length, 3 * self.heads, -1)
-        turned = rotate(qkv[:, :, : 2 * self.heads], *rotary)
-        q, k = (half.transpose(1, 2) for half in turned.chunk(2, dim=2))
-        v = qkv[:, :, 2 * self.heads :].transpose(1, 2)
-        return attend(q, k, v, self.causal, mask, cache).transpose(1, 2).reshape(batch, length, -1)
+        q, k, v = self.qkv(x).view(batch, length, 3, self.heads, -1).unbind(2)
+        q, k = rotate(q, *rotary).transpose(1, 2), rotate(k, *rotary).transpose(1, 2)
+        mixed = attend(q, k, v.transpose(1, 2), self.causal, mask, cache)
+        return mixed.transpose(1, 2).reshape(batch, length, -1)

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from scdd.core.errors import UserError
 
 
-def _local(tensors: list[Tensor]) -> list[Tensor]:
+def local(tensors: list[Tensor]) -> list[Tensor]:
     """This rank's share of sharded tensors; plain tensors as they are. Averaging needs no communication."""
     return [t.to_local() if hasattr(t, "to_local") else t for t in tensors]
 
 
 def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
-    torch._foreach_copy_(_local(targets), _local(sources))
+    torch._foreach_copy_(local(targets), local(sources))
 
 
 class EMA:
@@ -35,13 +35,17 @@ class EMA:
         self._weights = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self.shadow = {name: p.detach().clone().float() for name, p in self._weights.items()}
 
+    def advance(self) -> float:
+        """Count an update and return 1 − d for it: for who writes the shadow in the optimiser's own pass."""
+        self.updates += 1
+        return 1 - min(self.decay, (1 + self.updates) / (10 + self.updates))
+
     @torch.no_grad()
     def update(self) -> None:
         """Take in the weights as they are now; a handful of fused kernels for all of them."""
-        self.updates += 1
-        decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
-        weights = [w if w.dtype == torch.float32 else w.float() for w in _local(list(self._weights.values()))]
-        torch._foreach_lerp_(_local(list(self.shadow.values())), weights, 1 - decay)
+        pull = self.advance()
+        weights = [w if w.dtype == torch.float32 else w.float() for w in local(list(self._weights.values()))]
+        torch._foreach_lerp_(local(list(self.shadow.values())), weights, pull)
 
     @torch.no_grad()
     def copy_to(self, module: nn.Module) -> None:

@@ -52,8 +52,9 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn the channel pairs (i, i + pairs) of x, [..., L, heads, 2 · pairs], by the position's angles, [L, pairs].
 
     The arithmetic is float32 whatever x is: bfloat16 angles would blur neighbouring positions, and the compiler fuses
-    the casts away.
+    the casts away. Halves are taken by `unbind` and joined by `stack`: their gradients are each other, so the compiler
+    writes the backward pass as one kernel, where slices would cost a pass over memory to add zeros.
     """
     cos, sin = cos[:, None, :], sin[:, None, :]
-    a, b = x.float().chunk(2, dim=-1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
+    a, b = x.float().view(*x.shape[:-1], 2, -1).unbind(-2)
+    return torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-2).flatten(-2).to(x.dtype)

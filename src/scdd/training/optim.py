@@ -9,6 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from scdd.models.ema import EMA, local
+from scdd.ops.update import Rates, Slots, update
+
 
 @dataclass(frozen=True)
 class Optim:
@@ -38,49 +41,56 @@ class Optim:
 
 
 class AdamW:
-    """torch's AdamW with those settings, its state by parameter name.
+    """AdamW with those settings, its two moments by parameter name, and the moving average in the same pass.
 
-    The reference code decays every parameter, biases and norms too, and so does this.
+    The reference code decays every parameter, biases and norms too, and so does this. Sharded parameters are updated
+    where their shards are: only the gradient's norm needs all of them.
     """
 
-    def __init__(self, parameters: Iterable[tuple[str, nn.Parameter]], settings: Optim) -> None:
-        self.settings = settings
+    def __init__(
+        self, parameters: Iterable[tuple[str, nn.Parameter]], settings: Optim, impl: str = "auto"
+    ) -> None:
+        self.settings, self.impl = settings, impl
         self.parameters = {name: p for name, p in parameters if p.requires_grad}
-        weights = list(self.parameters.values())
-        self.fused = all(p.is_cuda for p in weights)
-        self.adamw = torch.optim.AdamW(
-            weights,
-            lr=settings.peak,
-            betas=settings.betas,
-            eps=settings.epsilon,
-            weight_decay=settings.weight_decay,
-            fused=self.fused,
-            foreach=None if self.fused else True,
-        )
+        self.first = {name: torch.zeros_like(p) for name, p in self.parameters.items()}
+        self.second = {name: torch.zeros_like(p) for name, p in self.parameters.items()}
 
-    def step(self, step: int) -> Tensor:
-        """One update at the learning rate of `step`; returns the gradient's norm before clipping, on the device."""
-        weights = list(self.parameters.values())
-        norm = torch.nn.utils.get_total_norm([p.grad for p in weights if p.grad is not None], foreach=True)
+    @torch.no_grad()
+    def step(self, step: int, ema: EMA | None = None) -> Tensor:
+        """The update number `step`, from 0 on, then `ema`'s; returns the gradient's norm before clipping, on the device."""
+        used = [name for name, p in self.parameters.items() if p.grad is not None]
+        gradients = [g for g in (self.parameters[name].grad for name in used) if g is not None]
+        norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
         if hasattr(norm, "full_tensor"):
             norm = norm.full_tensor()  # sharded: every rank learns the norm of the whole
-        if self.settings.clip is not None:
-            torch.nn.utils.clip_grads_with_norm_(weights, self.settings.clip, norm, foreach=True)
-        for group in self.adamw.param_groups:
-            group["lr"] = self.settings.learning_rate(step)
-        self.adamw.step()
-        self.adamw.zero_grad(set_to_none=True)
+        settings = self.settings
+        rates = Rates(
+            settings.learning_rate(step),
+            settings.betas,
+            settings.epsilon,
+            settings.weight_decay,
+            updates=step + 1,
+            pull=0.0 if ema is None else ema.advance(),
+        )
+        groups: tuple[list[Tensor], ...] = (
+            [self.parameters[name] for name in used],
+            gradients,
+            [self.first[name] for name in used],
+            [self.second[name] for name in used],
+            [] if ema is None else [ema.shadow[name] for name in used],
+        )
+        update(Slots(*map(local, groups)), self._scale(norm), rates, self.impl)
+        for p in self.parameters.values():
+            p.grad = None
         return norm
 
-    def state(self, updates: int) -> dict[str, Tensor]:
-        """Both moments of every parameter after so many updates; the tensors are the live ones, made here if need be."""
-        found: dict[str, Tensor] = {}
-        for name, p in self.parameters.items():
-            state = self.adamw.state[p]
-            if not state:
-                where = p.device if self.fused else torch.device("cpu")
-                state["step"] = torch.tensor(float(updates), dtype=torch.float32, device=where)
-                state["exp_avg"] = torch.zeros_like(p)
-                state["exp_avg_sq"] = torch.zeros_like(p)
-            found[f"{name}.exp_avg"], found[f"{name}.exp_avg_sq"] = state["exp_avg"], state["exp_avg_sq"]
-        return found
+    def _scale(self, norm: Tensor) -> Tensor:
+        """What clipping multiplies the gradients with."""
+        if self.settings.clip is None:
+            return torch.ones_like(norm)
+        return (self.settings.clip / (norm + 1e-6)).clamp(max=1.0)
+
+    def state(self) -> dict[str, Tensor]:
+        """Both moments of every parameter; the tensors are the live ones."""
+        first = {f"{name}.exp_avg": tensor for name, tensor in self.first.items()}
+        return first | {f"{name}.exp_avg_sq": tensor for name, tensor in self.second.items()}

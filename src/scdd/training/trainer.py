@@ -121,9 +121,7 @@ class Trainer:
             loss = self.parallel(batch.tokens[cut], documents, part, last=cut.stop == rows)
             self.tally.add(loss.nats, loss.tokens)
             finite = finite & torch.isfinite(loss.total.detach())
-        self.norm = self.adamw.step(self.step)
-        if self.ema is not None:
-            self.ema.update()
+        self.norm = self.adamw.step(self.step, self.ema)
         self.objective.end_step(self.world.reduce)
         # Kept on the device and read when something is read anyway: the step itself never waits.
         finite = finite & torch.isfinite(self.norm)
@@ -224,7 +222,7 @@ class Trainer:
     def state(self) -> dict[str, Tensor]:
         """Every tensor that a resumed run needs, by name; the live ones."""
         tensors = {f"model.{name}": t for name, t in self.module.state_dict().items()}
-        tensors |= {f"optimiser.{name}": t for name, t in self.adamw.state(self.step).items()}
+        tensors |= {f"optimiser.{name}": t for name, t in self.adamw.state().items()}
         if self.ema is not None:
             tensors |= {f"ema.{name}": t for name, t in self.ema.shadow.items()}
         tensors |= {f"objective.{name}": t for name, t in self.objective.state_dict().items()}
