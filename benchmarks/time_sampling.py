@@ -30,7 +30,7 @@ from scdd.models import EMA, DiT, DiTConfig
 from scdd.objectives import Adaptive, Density, DiffusionObjective, Part, Power, TimeSampler, stream
 from scdd.processes import GIDD, MDLM, SCDD, Process
 from scdd.schedules import Masked, Peaked
-from scdd.training.optim import AdamW, Optim
+from scdd.training.optim import Optim, Optimiser
 from scdd.training.parallel import Parallel, Step, World
 from scdd.training.validate import validate
 
@@ -162,7 +162,7 @@ class Run:
         self.process = variant.process(bench.vocab)
         self.phases = [(share, bench.parallel(make(self.process))) for share, make in variant.phases]
         settings = Optim(steps=total, peak=args.lr, warmup=min(args.warmup, total // 5), final_fraction=0.1)
-        self.adamw = AdamW(bench.net.named_parameters(), settings)
+        self.optimiser = Optimiser(bench.net.named_parameters(), settings)
         self.ema = EMA(bench.net, args.ema)
         self.loader = Loader(bench.train, args.length, args.batch, seed=args.seed, device=bench.device)
 
@@ -174,7 +174,7 @@ class Run:
             batch.documents,
             Part(stream(self.bench.args.seed, "training"), self.step, 0, rows, rows),
         )
-        self.adamw.step(self.step, self.ema)
+        self.optimiser.step(self.step, self.ema)
         parallel.step.objective.end_step(lambda tensor: None)
         self.step += 1
 

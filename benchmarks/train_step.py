@@ -22,7 +22,7 @@ from scdd.models.ema import EMA
 from scdd.objectives import DiffusionObjective, Part, TimeSampler
 from scdd.processes import GIDD, MDLM, SCDD, Process
 from scdd.schedules import Masked, Peaked
-from scdd.training.optim import AdamW, Optim
+from scdd.training.optim import Optim, Optimiser
 
 
 class Setup:
@@ -37,7 +37,7 @@ class Setup:
                 torch.nn.init.normal_(parameter, std=0.02)
         if args.device == "cuda" and not args.eager:
             compile_network(self.model)
-        self.optim = AdamW(self.model.named_parameters(), Optim(steps=100_000, warmup=10))
+        self.optim = Optimiser(self.model.named_parameters(), Optim(steps=100_000, warmup=10))
         self.ema = EMA(self.model)
         shape = (args.batch, args.length)
         self.tokens = self.vocab.token(torch.randint(self.vocab.K, shape, device=args.device))

@@ -167,7 +167,7 @@ DATA: dict[str, Callable[[Any, TextTokenizer | None, bool], Corpus]] = {"shards"
 
 
 def optim(spec: recipe.Training) -> Optim:
-    """AdamW and its learning rate."""
+    """The optimiser and its learning rates."""
     return Optim(
         steps=spec.steps,
         peak=spec.learning_rate,
@@ -178,6 +178,8 @@ def optim(spec: recipe.Training) -> Optim:
         epsilon=spec.epsilon,
         weight_decay=spec.weight_decay,
         clip=spec.clip,
+        muon=spec.muon,
+        momentum=spec.momentum,
     )
 
 

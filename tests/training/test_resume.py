@@ -143,6 +143,23 @@ def test_only_the_last_checkpoints_are_kept(launch: Launch, tmp_path: Path) -> N
 
 
 @pytest.mark.dist
+def test_muon_on_shards_is_muon_on_whole_matrices(launch: Launch, tmp_path: Path) -> None:
+    assert launch(tmp_path / "one", sets=["training.muon=0.02"]) == [0]
+    assert launch(tmp_path / "fsdp", 2, ["training.muon=0.02", "training.parallel=fsdp"]) == [0, 0]
+    for mine, theirs in zip(curve(tmp_path / "one"), curve(tmp_path / "fsdp"), strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-2)
+
+
+def test_muon_goes_on_with_the_same_bits(launch: Launch, tmp_path: Path) -> None:
+    assert launch(tmp_path / "calm", sets=["training.muon=0.02"]) == [0]
+    assert launch(tmp_path / "killed", sets=["training.muon=0.02"], operation=20) == [-signal.SIGKILL]
+    assert launch(tmp_path / "killed", sets=["training.muon=0.02"]) == [0]
+    assert "resuming from" in said(tmp_path, tmp_path / "killed")
+    assert any(name.endswith(".velocity") for name in weights(tmp_path / "calm"))
+    same(tmp_path / "calm", tmp_path / "killed")
+
+
+@pytest.mark.dist
 def test_one_process_equals_two_ranks_of_ddp_and_of_fsdp(launch: Launch, tmp_path: Path) -> None:
     assert launch(tmp_path / "one") == [0]
     assert launch(tmp_path / "micro", sets=["training.micro_batch_size=2"]) == [0]

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from scdd import build
 from scdd.objectives import DiffusionObjective, Part
 from scdd.recipe import load
-from scdd.training import AdamW, Optim, World
+from scdd.training import Optim, Optimiser, World
 from scdd.training.log import Lines, Log, Terminal, describe
 
 WAITING = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "unique")
@@ -57,7 +57,7 @@ def test_a_step_never_waits_for_the_device(aim: str, recipe_file: Path, tmp_path
         loss = trainer.parallel(batch.tokens, batch.documents, Part(0, 1, 0, 8, 8))
         trainer.tally.add(loss.nats, loss.tokens)
         trainer.objective.end_step(trainer.world.reduce)
-        trainer.adamw.step(1, trainer.ema)
+        trainer.optimiser.step(1, trainer.ema)
     assert asked.found == []
     with Asked() as asked:
         trainer.require_finite()
@@ -82,7 +82,7 @@ def test_an_update_is_adamw_with_clipping_and_decay_on_everything() -> None:
         module.weight.fill_(2.0)
         module.bias.fill_(-1.0)
     settings = Optim(steps=10, warmup=0, peak=0.1)
-    adamw = AdamW(module.named_parameters(), settings)
+    adamw = Optimiser(module.named_parameters(), settings)
     module.weight.grad, module.bias.grad = torch.full((1, 1), 3.0), torch.full((1,), -4.0)
     norm = adamw.step(0)
     assert float(norm) == pytest.approx(5.0)

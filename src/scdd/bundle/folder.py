@@ -20,11 +20,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from scdd import __version__
+from scdd.bundle.packed import KINDS, pack, unpack
 from scdd.core.errors import UserError
 from scdd.core.vocab import Vocab
 
 SCHEMA = 1
 RECIPE, META, WEIGHTS, TOKENIZER = "recipe.yaml", "meta.json", "model.safetensors", "tokenizer.json"
+FILES = (RECIPE, META, WEIGHTS, TOKENIZER)
+CARD = "README.md"  # a model card: for people and the Hub, never needed to load
 CURE = "take the folder again from where it came, or use an older checkpoint"
 
 
@@ -43,6 +46,7 @@ class Bundle:
     network: dict[str, Any] | None = (
         None  # the network's config as plain data, for a bundle with a foreign recipe
     )
+    kind: str = "float32"  # how the file stores the weights, which here are unpacked
     versions: dict[str, str] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
 
@@ -77,14 +81,17 @@ def write(
     network: Mapping[str, Any] | None = None,
     extra: Mapping[str, Any] | None = None,
     more: Callable[[Path], None] | None = None,
+    kind: str = "float32",
 ) -> Path:
     """Write a bundle; an older one of that name stays loadable until the new one is complete.
 
     `recipe` and `tokenizer` are the files' texts. `more` is called with the temporary folder before anything is
-    renamed, to put further files (`resume/`) under the same guarantee.
+    renamed, to put further files (`resume/`) under the same guarantee. `kind` is how the weights are stored: as they
+    are, or rounded to "bfloat16" or "int8" (`packed.pack`).
     """
+    stored = pack(weights, kind)
     with staged(folder) as temporary:
-        save_file({k: v.detach().cpu().contiguous().clone() for k, v in weights.items()}, temporary / WEIGHTS)
+        save_file({k: v.detach().cpu().contiguous().clone() for k, v in stored.items()}, temporary / WEIGHTS)
         (temporary / RECIPE).write_text(recipe, encoding="utf-8")
         if tokenizer is not None:
             (temporary / TOKENIZER).write_text(tokenizer, encoding="utf-8")
@@ -98,6 +105,7 @@ def write(
             "vocab": {**asdict(vocab), "hash": vocabulary_hash(vocab, tokenizer)},
             "step": step,
             "tokens": tokens,
+            "weights": kind,
             "weights_sha256": _digest(temporary / WEIGHTS),
             "network": None if network is None else dict(network),
             "extra": dict(extra or {}),
@@ -148,15 +156,18 @@ def locate(folder: str | Path) -> Path | None:
 def read(source: str | Path, *, device: str | torch.device = "cpu", verify: bool = True) -> Bundle:
     """A bundle from a folder, or from the Hugging Face Hub ("owner/name", optionally "@revision").
 
-    `verify` compares the weights with their recorded checksum.
+    `verify` compares the weights with their recorded checksum. Packed weights come back as float32.
     """
     folder = locate(source) or _download(str(source))
     meta = _meta(folder)
+    kind = _kind(folder, meta)
     if verify and _digest(_required(folder, WEIGHTS)) != meta.get("weights_sha256"):
         raise UserError(f"{folder / WEIGHTS} is damaged (its checksum differs from {META}'s): {CURE}.")
     try:
         weights = load_file(_required(folder, WEIGHTS), device=str(device))
-    except (OSError, safetensors.SafetensorError) as error:
+        if kind != "float32":
+            weights = unpack(weights)
+    except (OSError, ValueError, safetensors.SafetensorError) as error:
         raise UserError(f"{folder / WEIGHTS} is damaged ({error}): {CURE}.") from error
     tokenizer = _text(folder, TOKENIZER) if (folder / TOKENIZER).exists() else None
     try:
@@ -171,6 +182,7 @@ def read(source: str | Path, *, device: str | torch.device = "cpu", verify: bool
             step=meta["step"],
             tokens=meta["tokens"],
             network=meta["network"],
+            kind=kind,
             versions=meta["versions"],
             extra=meta["extra"],
         )
@@ -198,6 +210,16 @@ def _meta(folder: Path) -> dict[str, Any]:
     return meta
 
 
+def _kind(folder: Path, meta: dict[str, Any]) -> str:
+    """How the weights are stored; bundles older than the question store them as they are."""
+    kind = meta.get("weights", "float32")
+    if kind not in KINDS:
+        raise UserError(
+            f'{folder} stores its weights as "{kind}" and this version of scdd reads {", ".join(KINDS)}: upgrade scdd.'
+        )
+    return str(kind)
+
+
 def _required(folder: Path, name: str) -> Path:
     if not (folder / name).is_file():
         raise UserError(f"{folder} has no {name}, so it is no complete checkpoint: {CURE}.")
@@ -212,7 +234,7 @@ def _text(folder: Path, name: str) -> str:
 
 
 def _download(source: str) -> Path:
-    """A snapshot of a Hub repository, of which only a bundle's own files are taken."""
+    """A snapshot of a Hub repository, of which only a bundle's own files and its card are taken."""
     match = re.fullmatch(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", source)
     if match is None:
         raise UserError(
@@ -221,7 +243,7 @@ def _download(source: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        patterns = [RECIPE, META, WEIGHTS, TOKENIZER]
+        patterns = [*FILES, CARD]
         return Path(snapshot_download(match[1], revision=match[2], allow_patterns=patterns))
     except (
         Exception

@@ -114,6 +114,13 @@ class TimeEmbedding(nn.Module):
         return F.silu(self.second.exact(F.silu(self.first.exact(features))))
 
 
+def is_block_matrix(name: str) -> bool:
+    """Whether the parameter of that name is a block's map from activations to activations (Muon's domain)."""
+    return "blocks." in name and name.endswith(
+        ("qkv.weight", "out.weight", "mlp_in.weight", "mlp_out.weight")
+    )
+
+
 class Block(nn.Module):
     """Attention and MLP, each behind an adaptive norm and a gate; both gates start at zero.
 

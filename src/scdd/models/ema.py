@@ -43,9 +43,14 @@ class EMA:
     @torch.no_grad()
     def update(self) -> None:
         """Take in the weights as they are now; a handful of fused kernels for all of them."""
-        pull = self.advance()
-        weights = [w if w.dtype == torch.float32 else w.float() for w in local(list(self._weights.values()))]
-        torch._foreach_lerp_(local(list(self.shadow.values())), weights, pull)
+        self.pull(self._weights, self.advance())
+
+    @torch.no_grad()
+    def pull(self, weights: Mapping[str, Tensor], share: float) -> None:
+        """shadow ← shadow + share · (weight − shadow) for some of the weights."""
+        given = [w if w.dtype == torch.float32 else w.float() for w in local(list(weights.values()))]
+        if given:
+            torch._foreach_lerp_(local([self.shadow[name] for name in weights]), given, share)
 
     @torch.no_grad()
     def copy_to(self, module: nn.Module) -> None:

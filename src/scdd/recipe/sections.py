@@ -121,6 +121,10 @@ class Training(Section):
     """AdamW's epsilon."""
     clip: Positive | None = 1.0
     """Largest gradient norm; null does not clip."""
+    muon: Positive | None = None
+    """Peak learning rate of Muon for the matrices inside the blocks, which learns faster; null: AdamW for all."""
+    momentum: ShareBelowOne = 0.95
+    """Muon's momentum."""
     ema: ShareBelowOne = 0.9999
     """Decay of the averaged weights that are saved for sampling; 0 saves the raw ones."""
     precision: Literal["bf16", "float32"] = "bf16"

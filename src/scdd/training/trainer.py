@@ -16,7 +16,7 @@ from scdd.data.loader import Batch, Loader
 from scdd.models import EMA
 from scdd.objectives import Estimate, Part, Tally, stream
 from scdd.training.log import Log
-from scdd.training.optim import AdamW, Optim
+from scdd.training.optim import Optim, Optimiser
 from scdd.training.parallel import Parallel, whole
 from scdd.training.resume import Checkpoints, size_of
 from scdd.training.stop import Clock, Signals
@@ -63,7 +63,7 @@ class Trainer:
         self.parallel, self.loader, self.checkpoints, self.settings = parallel, loader, checkpoints, settings
         self.world, self.module = parallel.world, parallel.step
         self.objective = self.module.objective
-        self.adamw = AdamW(self.module.named_parameters(), optim)
+        self.optimiser = Optimiser(self.module.named_parameters(), optim)
         self.ema = EMA(self.module, settings.ema) if settings.ema > 0 else None
         self.validation, self.sampler = validation, sampler
         self.log = Log()
@@ -121,7 +121,7 @@ class Trainer:
             loss = self.parallel(batch.tokens[cut], documents, part, last=cut.stop == rows)
             self.tally.add(loss.nats, loss.tokens)
             finite = finite & torch.isfinite(loss.total.detach())
-        self.norm = self.adamw.step(self.step, self.ema)
+        self.norm = self.optimiser.step(self.step, self.ema)
         self.objective.end_step(self.world.reduce)
         # Kept on the device and read when something is read anyway: the step itself never waits.
         finite = finite & torch.isfinite(self.norm)
@@ -165,7 +165,7 @@ class Trainer:
             "loss": seen.mean,
             "error": seen.error,
             "gradient_norm": float(self.norm),
-            "learning_rate": self.adamw.settings.learning_rate(self.step - 1),
+            "learning_rate": self.optimiser.settings.learning_rate(self.step - 1),
             "tokens": self.tokens,
             "epoch": self.loader.epoch,
             "tokens_per_second": rate,
@@ -222,7 +222,7 @@ class Trainer:
     def state(self) -> dict[str, Tensor]:
         """Every tensor that a resumed run needs, by name; the live ones."""
         tensors = {f"model.{name}": t for name, t in self.module.state_dict().items()}
-        tensors |= {f"optimiser.{name}": t for name, t in self.adamw.state().items()}
+        tensors |= {f"optimiser.{name}": t for name, t in self.optimiser.state().items()}
         if self.ema is not None:
             tensors |= {f"ema.{name}": t for name, t in self.ema.shadow.items()}
         tensors |= {f"objective.{name}": t for name, t in self.objective.state_dict().items()}

@@ -1,0 +1,98 @@
+"""`scdd export`: a model to pass on, without what only training needs and with its weights in fewer bytes."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from scdd.core.errors import UserError
+
+if TYPE_CHECKING:
+    from scdd.bundle import Bundle
+
+
+def export(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="Checkpoint folder, run folder (its newest) or Hub id.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for the exported model.")],
+    weights: Annotated[
+        str, typer.Option(help="How to store them: bfloat16 (half the bytes), int8 (a quarter) or float32.")
+    ] = "bfloat16",
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace a model in --out; its other files, README.md too, stay.")
+    ] = False,
+) -> None:
+    """Write a model as a small folder to share: recipe, tokenizer and weights, nothing to resume training from."""
+    from safetensors import SafetensorError
+
+    from scdd import bundle
+
+    if weights not in bundle.KINDS:
+        raise UserError(f"--weights {weights} is not known: choose one of {', '.join(bundle.KINDS)}.")
+    kept = _kept(out, force)
+    found = bundle.read(model)
+    if bundle.CARD not in (each.name for each in kept):
+        cards = (folder / bundle.CARD for folder in (found.folder, Path(model)))
+        kept += [card for card in cards if card.is_file()][:1]
+    before = (found.folder / bundle.WEIGHTS).stat().st_size  # --out may be the same folder
+    try:
+        bundle.write(
+            out,
+            recipe=found.recipe,
+            weights=found.weights,
+            vocab=found.vocab,
+            tokenizer=found.tokenizer,
+            step=found.step,
+            tokens=found.tokens,
+            network=found.network,
+            extra=found.extra,
+            more=lambda folder: _copy(kept, folder),
+            kind=weights,
+        )
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"--out {out} cannot be written ({error}): make room, or choose another.") from error
+    _summary(found, before, bundle.read(out))
+
+
+def _kept(out: Path, force: bool) -> list[Path]:
+    """What lies in `out` beside a model's own files and shall stay; refuses what must not be replaced."""
+    from scdd import bundle
+    from scdd.training.resume import RESUME
+
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return []
+    if not all((out / name).is_file() for name in (bundle.META, bundle.WEIGHTS)):
+        raise UserError(f"--out {out} exists and is no model: choose a folder that does not exist yet.")
+    if (out / RESUME).exists():
+        raise UserError(f"--out {out} is a checkpoint that training resumes from: choose another folder.")
+    if not force:
+        raise UserError(f"--out {out} holds a model already: replace it with --force, or choose another.")
+    return sorted(each for each in out.iterdir() if each.name not in bundle.FILES)
+
+
+def _copy(entries: list[Path], folder: Path) -> None:
+    for each in entries:
+        if each.is_dir():
+            shutil.copytree(each, folder / each.name, symlinks=True)
+        else:  # links are followed: the Hub's cache holds nothing else
+            shutil.copy2(each, folder / each.name)
+
+
+def _summary(source: Bundle, before: int, written: Bundle) -> None:
+    """Sizes, and how far rounding moved the weights, measured on the file as it was read back."""
+    from scdd.bundle import WEIGHTS, largest_change
+
+    after = (written.folder / WEIGHTS).stat().st_size
+    print(f"{source.folder} → {written.folder}, step {source.step:,}")
+    print(
+        f"  weights: {before / 1e6:,.2f} MB of {source.kind} → {after / 1e6:,.2f} MB of {written.kind} "
+        f"({after / before:.0%})"
+    )
+    name, share = largest_change(source.weights, written.weights)
+    print(
+        f"  largest change of a matrix: {share:.2%} of its norm ({name})" if name else "  no matrix changed"
+    )

@@ -1,0 +1,70 @@
+"""Muon: orthogonal steps for the blocks' matrices, AdamW for the rest, the average for all."""
+
+from __future__ import annotations
+
+import torch
+
+from scdd.core import Vocab
+from scdd.models import EMA, SIZES, DiT
+from scdd.training import Optim, Optimiser
+from scdd.training.muon import orthogonal
+
+
+def test_all_singular_values_come_near_one_and_the_directions_stay() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for shape in ((3, 24, 40), (2, 48, 16), (1, 16, 16)):
+        x = torch.randn(shape, generator=generator, dtype=torch.float64)
+        x[0] *= 1e-3  # scale does not matter
+        found = orthogonal(x)
+        u, _, v = torch.linalg.svd(x, full_matrices=False)
+        inside = u.mT @ found @ v.mT
+        values = inside.diagonal(dim1=-2, dim2=-1)
+        assert (
+            values.min() > 0.3
+        )  # the iteration is short; directions far weaker than the rest need not arrive
+        assert values.max() < 1.25
+        assert values.median() > 0.65
+        assert (inside - torch.diag_embed(values)).abs().max() < 1e-6
+
+
+def test_one_step_moves_matrices_by_the_orthogonal_of_their_gradient_and_the_rest_by_adamw() -> None:
+    network = DiT(SIZES["nano"], Vocab(40, 39), torch.Generator().manual_seed(0))
+    beside = DiT(SIZES["nano"], Vocab(40, 39), torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(1)
+    for p, q in zip(network.parameters(), beside.parameters(), strict=True):
+        p.grad = torch.randn(p.shape, generator=generator) * 1e-3
+        q.grad = p.grad.clone()
+    settings = Optim(steps=10, warmup=0, peak=1e-3, muon=0.02, clip=None)
+    before = {name: p.detach().clone() for name, p in network.named_parameters()}
+    gradients = {name: p.grad.clone() for name, p in network.named_parameters() if p.grad is not None}
+    muon, adamw = (
+        Optimiser(network.named_parameters(), settings),
+        Optimiser(beside.named_parameters(), Optim(steps=10, warmup=0, peak=1e-3, clip=None)),
+    )
+    ema = EMA(network, 0.5)
+    muon.step(0, ema)
+    adamw.step(0)
+    own = dict(beside.named_parameters())
+    moved = set(muon.muon.matrices)
+    assert len(moved) == 4 * 4
+    for name, p in network.named_parameters():
+        if name not in moved:
+            assert torch.equal(p, own[name]), name
+            continue
+        gradient = gradients[name]
+        # the first step's look-ahead is the gradient itself, scaled
+        step = orthogonal(gradient[None])[0] * max(1, gradient.shape[0] / gradient.shape[1]) ** 0.5
+        torch.testing.assert_close(
+            p.detach(), before[name] * (1 - 0.02 * 0.02) - 0.02 * step, atol=1e-6, rtol=1e-5
+        )
+    for name, p in network.named_parameters():  # 1 − d = 1 − 2/11 at the first update, as 2/11 < 0.5
+        expected = before[name] + (1 - 2 / 11) * (p.detach() - before[name])
+        torch.testing.assert_close(ema.shadow[name], expected, atol=1e-6, rtol=1e-5)
+
+
+def test_every_matrix_of_a_shape_is_updated_on_its_own() -> None:
+    """Batched with others or alone, a matrix takes the same step."""
+    x = torch.randn(5, 8, 12, generator=torch.Generator().manual_seed(2))
+    together = orthogonal(x)
+    for alone, one in zip(together, x, strict=True):
+        torch.testing.assert_close(orthogonal(one[None])[0], alone)
