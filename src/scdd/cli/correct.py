@@ -24,7 +24,7 @@ def correct(
     threshold: Annotated[
         float,
         typer.Option(help="pass: change a token whose probability is below this share of the best one's."),
-    ] = 1e-3,
+    ] = 2e-4,
     freeze: Annotated[
         list[str] | None,
         typer.Option(metavar="PIECE", help="A piece of the text that must stay; may be repeated."),

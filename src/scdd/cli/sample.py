@@ -15,7 +15,9 @@ def sample(
     num: o.Num = 1,
     length: Annotated[
         int | None,
-        typer.Option(help="Tokens in a text; default: the context. Longer texts are written in windows."),
+        typer.Option(
+            help="Tokens in a text; default: the recipe's. Longer texts than the context are written in windows."
+        ),
     ] = None,
     prompt: Annotated[str, typer.Option(help="What the text begins with.")] = "",
     suffix: Annotated[str, typer.Option(help="What the text ends with.")] = "",

@@ -87,7 +87,7 @@ def _network(found: bundle.Bundle, spec: recipe.Recipe | None) -> DiT:
     with torch.device("meta"):
         network = DiT(config, found.vocab)
     try:
-        network.to_empty(device="cpu").load_state_dict(weights)
+        network.load_state_dict(weights, assign=True)
     except RuntimeError as error:
         detail = str(error).splitlines()[-1].strip()
         raise UserError(

@@ -12,7 +12,7 @@ from scdd import build_samplers, recipe
 from scdd.core.errors import UserError
 from scdd.data.tokenizer import TextTokenizer
 from scdd.lm import rows as make
-from scdd.lm.judge import check_strength, judge, repaired, two_sided
+from scdd.lm.judge import THRESHOLD, check_strength, judge, repaired, two_sided
 from scdd.lm.results import Change, Correction, Sample, Score, TokenScore
 from scdd.lm.run import Engine, Run, Settings
 from scdd.models import DiT, QualityHead
@@ -83,6 +83,11 @@ class LM:
         """The parts that a run needs."""
         return Engine(self._graphed or self.network, self.process, self.tokenizer, self.context, self.device)
 
+    @property
+    def usual_length(self) -> int:
+        """Tokens of a text when nobody says how many."""
+        return min(self.sampling.length or self.engine.room, self.engine.room)
+
     # -- writing ------------------------------------------------------------------------------------------------------
 
     def generate(
@@ -94,7 +99,7 @@ class LM:
         suffix: str = "",
         **how: Any,
     ) -> tuple[Sample, ...]:
-        """`num` texts of `length` tokens (default: what the context holds), for each prompt if there are several.
+        """`num` texts of `length` tokens (default: the recipe's, or the context), for each prompt if there are several.
 
         The text is cut at its first end-of-text token unless `stop=False` or there is a suffix. Beyond the context it is
         written window by window.
@@ -114,7 +119,7 @@ class LM:
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
         if num < 1 or not prompts:
             raise UserError(f"num is {num}: draw at least one text.")
-        size = self.engine.room if length is None else length
+        size = self.usual_length if length is None else length
         if size < 1:
             raise UserError(f"length is {size}: ask for at least one token.")
         made = [make.continued(self.tokenizer, each, suffix, size) for each in prompts]
@@ -155,7 +160,7 @@ class LM:
         *,
         strength: float = 0.1,
         mode: str = "reverse",
-        threshold: float = 1e-3,
+        threshold: float = THRESHOLD,
         freeze: make.Freeze = (),
         steps: int = 16,
         seed: int = 0,

@@ -49,6 +49,8 @@ def redraw(
             row_draw(logits, head, u, z_t, filters, moves, tokens, log_p)
             return Draw(tokens, log_p)
     rows = moves.nonzero()[:, 0]
+    if chosen == "chunked":
+        rows = evened(rows)
     picked = None if z_t is None else z_t[rows]
     if chosen == "reference":
         some, some_log_p = reference.redraw(hidden[rows], head, u[rows], picked, filters)
@@ -57,8 +59,6 @@ def redraw(
     else:
         from scdd.ops.chunked.redraw import redraw as chunked
 
-        rows = evened(rows)
-        picked = None if z_t is None else z_t[rows]
         some, some_log_p = chunked(hidden[rows], head, u[rows], picked, filters)
     tokens[rows], log_p[rows] = some, some_log_p.to(log_p.dtype)
     return Draw(tokens, log_p)

@@ -128,6 +128,8 @@ class Sampling(Section):
     """Which tokens move in each step."""
     steps: Count = 128
     """Steps, which is also the number of network evaluations."""
+    length: Count | None = None
+    """Tokens of a text when no length is asked for; null fills the context."""
     grid: Grid = Grid()
     """The times visited."""
     final: Literal["ancestral", "masks-only", "greedy", "none"] = "ancestral"

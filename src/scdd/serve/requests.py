@@ -109,7 +109,7 @@ class Correct(Score):
 
     mode: Literal["reverse", "pass"] = "reverse"
     """reverse walks the reverse process from the text; pass repairs in one evaluation."""
-    threshold: Annotated[Number, Field(gt=0.0, lt=1.0)] = 1e-3
+    threshold: Annotated[Number, Field(gt=0.0, lt=1.0)] = 2e-4
     """pass: tokens less likely than this share of the best one are replaced."""
     freeze: Annotated[
         list[Text | Annotated[list[Whole], Field(min_length=2, max_length=2)]], Field(max_length=64)

@@ -128,7 +128,7 @@ class Service:
         """Texts from masks."""
         self.check_model(body.model)
         lm = self.view(body.process)
-        length = min(lm.engine.room, self.limits.length) if body.length is None else body.length
+        length = min(lm.usual_length, self.limits.length) if body.length is None else body.length
         self.check_size(texts=body.num, steps=self.steps(body.steps), length=length)
         self.check_text(body.prompt, "prompt"), self.check_text(body.suffix, "suffix")
         how = self.wishes(body, lm)

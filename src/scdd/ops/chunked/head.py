@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -9,7 +11,8 @@ from scdd.core import Head
 from scdd.ops.filters import Filters
 from scdd.ops.logits import chunks, compute_weights, evened, raw_logits
 
-CANDIDATES = (128, 1024)  # a nucleus is looked for among so many best tokens before a row is sorted whole
+CANDIDATES = 32  # a nucleus is looked for among so many best tokens first
+BINS = 64  # then among all, by bins of the score
 
 
 def head_stats(hidden: Tensor, head: Head, z_t: Tensor, filters: Filters) -> tuple[Tensor, Tensor]:
@@ -47,8 +50,7 @@ def cut(scores: Tensor, filters: Filters) -> tuple[Tensor, Tensor]:
         threshold = torch.topk(scores, min(filters.top_k, scores.shape[1]), dim=1).values[:, -1]
         log_total = _weight_above(scores, threshold)
     if filters.top_p < 1.0:
-        threshold = torch.maximum(threshold, _nucleus(scores, log_total, filters.top_p))
-        log_total = _weight_above(scores, threshold)
+        threshold, log_total = _nucleus(scores, threshold, log_total, filters.top_p)
     return threshold, log_total
 
 
@@ -56,22 +58,51 @@ def _weight_above(scores: Tensor, threshold: Tensor) -> Tensor:
     return torch.logsumexp(scores.masked_fill(scores < threshold[:, None], -torch.inf), dim=1)
 
 
-def _nucleus(scores: Tensor, log_total: Tensor, top_p: float) -> Tensor:
-    """The lowest score whose strictly better tokens weigh less than top_p of the total."""
-    threshold, rows = torch.empty_like(log_total), torch.arange(len(scores), device=scores.device)
-    for candidates in (*CANDIDATES, scores.shape[1]):
-        count = min(candidates, scores.shape[1])
-        best = torch.topk(scores[rows], count, dim=1).values
-        threshold[rows], found = _crossing(best, log_total[rows], top_p)
-        rows = rows[~found]
-        if len(rows) == 0 or count == scores.shape[1]:
-            break
-    return threshold
+def _nucleus(scores: Tensor, least: Tensor, log_total: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
+    """(The lowest score whose strictly better tokens weigh less than top_p of the total, the log weight from it on).
+
+    Tokens below `least` have been cut already and are not in the total. Rows with a small nucleus are done after a look
+    at their few best tokens; the others by bins. Ties at the threshold belong to it.
+    """
+    count = min(CANDIDATES, scores.shape[1])
+    best = torch.topk(scores, count, dim=1).values
+    threshold, kept = _crossing(best, (best - log_total[:, None]).double().exp(), least, top_p)
+    # the crossing, and all that ties with it, must lie within what was looked at
+    rows = (best[:, -1] >= threshold).nonzero()[:, 0]
+    if len(rows) and count < scores.shape[1]:
+        threshold[rows], kept[rows] = _by_bins(scores[rows], least[rows], log_total[rows], top_p)
+    return threshold, log_total + kept.log().to(log_total.dtype)
 
 
-def _crossing(ordered: Tensor, log_total: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
-    """(Score of the token that crosses top_p, whether the crossing lies within `ordered`)."""
-    mass = (ordered - log_total[:, None]).to(torch.float64).exp()
-    total = mass.cumsum(1)
-    last = ((total - mass < top_p).sum(1) - 1).clamp(min=0)
-    return ordered.gather(1, last[:, None])[:, 0], total[:, -1] >= top_p
+def _by_bins(scores: Tensor, least: Tensor, log_total: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
+    """The same for any row, without sorting it: weigh tokens by bins of their score, then sort one bin.
+
+    All tokens below (1 − top_p)/V together weigh less than 1 − top_p, so the crossing lies above; they share a last bin.
+    """
+    depth = math.log(scores.shape[1] / (1 - top_p))
+    relative = scores - log_total[:, None]
+    bins = (relative * (-BINS / depth)).clamp_(0, BINS).long()
+    mass = relative.exp_().double()
+    weight = mass.new_zeros(len(scores), BINS + 1).scatter_add_(1, bins, mass)
+    better = weight.cumsum(1) - weight
+    crossing = ((better < top_p).sum(1, keepdim=True) - 1).clamp_(0, BINS)
+    inside = bins == crossing
+    best, where = torch.topk(scores.masked_fill(~inside, -torch.inf), int(inside.sum(1).max()), dim=1)
+    before = better.gather(1, crossing)
+    threshold, kept = _crossing(
+        best, torch.where(best > -torch.inf, mass.gather(1, where), 0.0), least, top_p, before
+    )
+    return threshold, kept
+
+
+def _crossing(
+    ordered: Tensor, mass: Tensor, least: Tensor, top_p: float, before: Tensor | float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """(Score of the token that crosses top_p, or `least` if that is higher; the mass from there on).
+
+    `ordered` follows tokens that weigh `before`; the last score is given where all of them do not weigh enough.
+    """
+    last = ((before + mass.cumsum(1) - mass < top_p).sum(1) - 1).clamp(min=0)
+    threshold = torch.maximum(ordered.gather(1, last[:, None])[:, 0], least)
+    inside = torch.where(ordered >= threshold[:, None], mass, 0.0).sum(1, keepdim=True)
+    return threshold, (before + inside)[:, 0]
