@@ -56,6 +56,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     args.lr, args.ema, args.warmup, args.seed, args.valid = 1e-3, 0.999, 100, 0, 8
+    args.muon, args.final_fraction = None, 0.1
     bench = Bench(args)
     run = Run(bench, VARIANTS["dynamic"], total=10**9)
     real = iter(run.loader)

@@ -1,6 +1,7 @@
 """How fast a model learns under different ways of drawing times: curves of the exact SCDD NELBO against training time.
 
     python benchmarks/time_sampling.py SHARDS --seconds 60 --out build/time_sampling
+    python benchmarks/time_sampling.py SHARDS --seconds 150 --variants uniform,dynamic --lr 3e-3 --muon 0.02
 
 Trains the network of `wiki-tiny` (8 × 512, length 256, batch 256, p_u = 0.2) once for each variant on one GPU, for the
 same training seconds (compilation and validation do not count), and writes curves as JSON, with a plot where matplotlib
@@ -161,7 +162,13 @@ class Run:
         self.bench, self.total, self.step = bench, total, 0
         self.process = variant.process(bench.vocab)
         self.phases = [(share, bench.parallel(make(self.process))) for share, make in variant.phases]
-        settings = Optim(steps=total, peak=args.lr, warmup=min(args.warmup, total // 5), final_fraction=0.1)
+        settings = Optim(
+            steps=total,
+            peak=args.lr,
+            warmup=min(args.warmup, total // 5),
+            final_fraction=args.final_fraction,
+            muon=args.muon,
+        )
         self.optimiser = Optimiser(bench.net.named_parameters(), settings)
         self.ema = EMA(bench.net, args.ema)
         self.loader = Loader(bench.train, args.length, args.batch, seed=args.seed, device=bench.device)
@@ -248,6 +255,8 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--muon", type=float, help="learning rate of Muon for the blocks' matrices")
+    parser.add_argument("--final-fraction", type=float, default=0.1, help="of the learning rate, at the end")
     parser.add_argument("--warmup", type=int, default=200)
     parser.add_argument("--ema", type=float, default=0.995)
     parser.add_argument("--valid", type=int, default=256, help="validation sequences")
