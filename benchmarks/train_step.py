@@ -36,7 +36,7 @@ class Setup:
             if not parameter.detach().any():
                 torch.nn.init.normal_(parameter, std=0.02)
         if args.device == "cuda" and not args.eager:
-            compile_network(self.model)
+            compile_network(self.model, options={"triton.cudagraphs": True} if args.cudagraphs else {})
         self.optim = Optimiser(self.model.named_parameters(), Optim(steps=100_000, warmup=10))
         self.ema = EMA(self.model)
         shape = (args.batch, args.length)
@@ -103,6 +103,7 @@ def main() -> None:
     args.add_argument("--batch", type=int, default=32)
     args.add_argument("--impl", default="auto", help="of ops.elbo")
     args.add_argument("--eager", action="store_true", help="compile nothing")
+    args.add_argument("--cudagraphs", action="store_true", help="replay the compiled passes as CUDA graphs")
     args.add_argument(
         "--only", default="", help="measure only the steps whose name contains this, and the plain one"
     )
