@@ -37,7 +37,7 @@ def write_gif(path: Path, sample: Sample | Correction, tokenizer: TextTokenizer)
         from PIL import Image, ImageDraw, ImageFont
     except ImportError as error:
         raise UserError(
-            "--trace to a .gif needs Pillow: pip install pillow, or write an .html file."
+            "--trace to a .gif needs Pillow: pip install 'scdd[gif]', or write an .html file."
         ) from error
     way = sample.trajectory
     if way is None or not way.moments:
