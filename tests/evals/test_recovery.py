@@ -12,7 +12,7 @@ from scdd.core.rng import Keyed
 from scdd.evals.cells import Store
 from scdd.evals.gen_ppl import OwnJudge
 from scdd.evals.measure import measure_recovery, measure_typos, typing_texts
-from scdd.evals.recovery import Repair, Repaired, corrupt, recover, scores, typed_scores
+from scdd.evals.recovery import Repair, Repaired, corrupt, mend, recover, scores, typed_scores
 from scdd.evals.subject import Subject, open_subject
 from scdd.evals.texts import rows, stream
 from scdd.evals.typos import KINDS, Piece, mistype, typed
@@ -42,11 +42,11 @@ def test_corruption_is_exact_and_uniform() -> None:
     assert (places - 1600).abs().max() < 5 * 1600**0.5
 
 
-@pytest.mark.parametrize("last", [1, 5])
-def test_a_perfect_denoiser_recovers_all(last: int) -> None:
+@pytest.mark.parametrize("repair", [Repair(16, 1), Repair(16, 5), Repair(threshold=0.001)])
+def test_a_perfect_denoiser_recovers_all(repair: Repair) -> None:
     process = SCDD(VOCAB, Peaked(0.2))
     x = VOCAB.token(torch.arange(30) % VOCAB.K)
-    found = recover(Engine(Truth(x, VOCAB), process), x.expand(20, -1), 7, Repair(16, last), framed=False)
+    found = recover(Engine(Truth(x, VOCAB), process), x.expand(20, -1), 7, repair, framed=False)
     rates = scores(found, framed=False)
     assert {name: rates[name]["value"] for name in rates} == {"touch": 1.0, "recovery": 1.0, "damage": 0.0}
 
@@ -63,6 +63,24 @@ def test_a_clueless_denoiser_damages() -> None:
     assert gap < 4 * (found["touch"]["error"] + found["damage"]["error"])
     assert found["damage"]["value"] > 0.1
     assert found["recovery"]["value"] < 0.5 * found["touch"]["value"]
+
+
+def test_one_pass_is_what_correct_does(scdd: Subject) -> None:
+    """The rule of `LM.correct(mode="pass")`, at a threshold where some tokens change and some do not."""
+    lm = scdd.lm
+    tokens = lm.tokenizer.encode(tiny.TEXT)[: lm.engine.room]
+    z = torch.tensor([lm.engine.framed(tokens)] * 3)
+    frozen = torch.zeros_like(z, dtype=torch.bool)
+    frozen[:, 0] = frozen[:, -1] = True
+    changed = set()
+    for threshold in (0.9, 0.3, 1e-6):
+        engine = Engine(lm.network, lm.process)
+        found = mend(engine, Repair(threshold=threshold), z, frozen, [0, 1, 2], 0, batch_size=2)
+        assert (found == found[0]).all()
+        mended = lm.correct(lm.tokenizer.decode(tokens), mode="pass", threshold=threshold).text
+        assert lm.engine.text(found[0, 1:-1].tolist()) == mended
+        changed.add(int((found != z).sum()))
+    assert len(changed) > 1
 
 
 def test_scores_by_hand() -> None:
@@ -143,6 +161,8 @@ def test_cells(tmp_path: Path, scdd: Subject, ar: Subject) -> None:
 def test_refusals(tmp_path: Path, checkpoints: dict[str, Path], scdd: Subject) -> None:
     with pytest.raises(UserError, match="take 1 to 8"):
         Repair(8, 9)
+    with pytest.raises(UserError, match=r"in \(0, 1\)"):
+        Repair(threshold=1.0)
     tokenizer = scdd.lm.tokenizer
     some = rows(stream(tokenizer, [tiny.TEXT]), tokenizer, 8, 2, whole=True)
     with pytest.raises(UserError, match="smaller K"):

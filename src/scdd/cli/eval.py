@@ -169,6 +169,12 @@ def recovery(
         str, typer.Option(metavar="N,N…", help="How many of the last steps: 1 is the paper's.")
     ] = "1,16",
     top_p: Annotated[float, typer.Option(help="Replacements come from this nucleus.")] = 0.9,
+    threshold: Annotated[
+        str | None,
+        typer.Option(
+            metavar="T,T…", help="Also the one pass of `scdd correct --mode pass`, at these thresholds."
+        ),
+    ] = None,
     typos: Annotated[bool, typer.Option(help="Also real typing errors, counted by words.")] = True,
     seed: s.Seed = 0,
     length: s.Length = None,
@@ -185,16 +191,17 @@ def recovery(
     from scdd.evals.summaries import recovery_table
 
     counts = s.budgets(count)
+    ways = [Repair(steps, n, top_p) for n in s.budgets(last)]
+    ways += [Repair(1, 1, threshold=t) for t in s.numbers(threshold, "threshold") if t is not None]
     with s.session(out, model or [], device, quiet, json) as here:
         opened = here.judge(judge, judge_batch_size)
         random, typing = [], []
         for system in s.systems_of(model):
             subject = s.opened(system, here)
             rows = s.rows_of(subject, text, field, num, length, whole=True)
-            for k, n in product(counts, s.budgets(last)):
-                repair = Repair(steps, n, top_p)
+            for k, repair in product(counts, ways):
                 with here.bar(
-                    f"{system.label}, K = {k}, {n} of {steps} steps", len(rows) * (4 if opened else 1)
+                    f"{system.label}, K = {k}, {repair.name}", len(rows) * (4 if opened else 1)
                 ) as watch:
                     random.append(
                         measure_recovery(

@@ -18,12 +18,12 @@ from scdd.evals.diversity import diversity, mauve
 from scdd.evals.gen_ppl import HubJudge, Judge, Scored, gen_ppl
 from scdd.evals.generation import Way, draw, ended
 from scdd.evals.likelihood import Looks, Watch, combined, likelihood
-from scdd.evals.recovery import Repair, recover, scores, typed_scores
+from scdd.evals.recovery import Repair, mend, recover, scores, typed_scores
 from scdd.evals.subject import Subject
 from scdd.evals.texts import Rows, open_stream
 from scdd.evals.texts import rows as framed_rows
 from scdd.evals.typos import mistype, typed
-from scdd.evals.walk import Engine, walk
+from scdd.evals.walk import Engine
 from scdd.objectives import stream
 from scdd.samplers.base import noisy
 
@@ -196,7 +196,7 @@ def measure_recovery(
         )
         every = gathered(list(zip(*part, strict=True)), store.world)
         whole = type(part)(*(torch.stack(column) for column in zip(*every, strict=True)))
-        found: dict[str, Any] = {**scores(whole), "rows": len(rows), "nfe": repair.last}
+        found: dict[str, Any] = {**scores(whole), "rows": len(rows), "nfe": repair.nfe}
         if judge is not None:
             found["judge"] = judge.name
             for name, tokens in (
@@ -247,7 +247,7 @@ def measure_typos(
         found["samples"] = [
             {"corrupted": lm.engine.text(o), "repaired": lm.engine.text(n)} for _, o, n in every[:SHOWN]
         ]
-        return {**found, "rows": len(texts), "nfe": repair.last}
+        return {**found, "rows": len(texts), "nfe": repair.nfe}
 
     settings = {"text": fingerprint(list(texts)), "count": count, "seed": seed, **asdict(repair)}
     return store.cell("typos", subject, {**settings, **({} if judge is None else judge.identity)}, run)
@@ -306,6 +306,5 @@ def _repaired(
     z = torch.tensor([engine.framed(tokens)], device=engine.device)
     frozen = torch.zeros_like(z, dtype=torch.bool)
     frozen[:, 0] = frozen[:, -1] = True
-    settings = repair.settings(stream(seed, "repair"), 1)
-    done = walk(Engine(engine.denoiser, engine.process), settings, z, frozen, [index], watch, looking=False)
-    return pieces, tokens, done.tokens[0, 1:-1].tolist()
+    done = mend(Engine(engine.denoiser, engine.process), repair, z, frozen, [index], seed, watch=watch)
+    return pieces, tokens, done[0, 1:-1].tolist()

@@ -14,6 +14,7 @@ from typing import Any
 from scdd.core.errors import UserError
 from scdd.evals.cells import Cell
 from scdd.evals.frontier import pareto, points
+from scdd.evals.recovery import way_of
 
 INK = "#123456"  # a stand-in that becomes the page's colour
 COLOURS = ("#1f8ac0", "#d9662b", "#2a9d6f", "#b5589a", "#b58900", "#7a77d1", "#c04a4a")
@@ -184,9 +185,7 @@ def recovery_plot(cells: Sequence[Cell]) -> str:
     def paint(axes: Any) -> None:
         groups: dict[str, list[Cell]] = {}
         for cell in sorted(cells, key=lambda cell: cell.settings["count"]):
-            groups.setdefault(
-                f"{cell.label}, {cell.settings['last']} of {cell.settings['steps']} steps", []
-            ).append(cell)
+            groups.setdefault(f"{cell.label}, {way_of(cell.settings)}", []).append(cell)
         for i, (label, row) in enumerate(groups.items()):
             x = [c.settings["count"] for c in row]
             for name, dash in (("recovery", "-"), ("damage", ":")):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -20,22 +21,41 @@ from scdd.lm.run import Settings
 from scdd.objectives import stream
 from scdd.ops import NO_FILTERS, Filters
 from scdd.samplers import Ancestral, Grid, grid
+from scdd.samplers.network import Evaluation, groups
 
 COUNTS = (5, 10, 20, 50)
 
 
 @dataclass(frozen=True)
 class Repair:
-    """The last `last` steps of a walk of `steps` steps: 1 of 128 is the paper's. Replacements come from a nucleus."""
+    """The last `last` steps of a walk of `steps` steps: 1 of 128 is the paper's. Replacements come from a nucleus.
+
+    With a threshold it is the one pass of `LM.correct(mode="pass")` instead: x_θ(z) < threshold · max x_θ → the argmax.
+    """
 
     steps: int = 128
     last: int = 1
     top_p: float = 0.9
     final: str = "ancestral"
+    threshold: float | None = None
 
     def __post_init__(self) -> None:
+        if self.threshold is not None and not 0.0 < self.threshold < 1.0:
+            raise UserError(f"threshold is {self.threshold}: choose one in (0, 1).")
         if not 1 <= self.last <= self.steps:
             raise UserError(f"last is {self.last}: take 1 to {self.steps} of the walk's {self.steps} steps.")
+
+    @property
+    def name(self) -> str:
+        """For tables."""
+        if self.threshold is None:
+            return f"{self.last} of {self.steps} steps"
+        return f"one pass, threshold {self.threshold:g}"
+
+    @property
+    def nfe(self) -> int:
+        """Network evaluations."""
+        return self.last if self.threshold is None else 1
 
     @property
     def times(self) -> Grid:
@@ -55,6 +75,11 @@ class Repair:
             batch_size=batch_size,
             stop=False,
         )
+
+
+def way_of(settings: dict[str, Any]) -> str:
+    """The name of the repair that a cell's settings hold."""
+    return Repair(settings["steps"], settings["last"], threshold=settings["threshold"]).name
 
 
 class Repaired(NamedTuple):
@@ -99,9 +124,41 @@ def recover(
     vocab = engine.denoiser.vocab
     source = Keyed(stream(seed, f"recovery {count}"), indices, rows.device)
     noisy, hit = corrupt(rows, count, vocab, source, frozen)
-    settings = replace(repair.settings(seed, batch_size), seed=stream(seed, "repair"))
-    done = walk(engine, settings, noisy, frozen, indices, watch, looking=False)
-    return Repaired(rows.cpu(), noisy.cpu(), done.tokens, hit.cpu())
+    done = mend(engine, repair, noisy, frozen, indices, seed, batch_size, watch)
+    return Repaired(rows.cpu(), noisy.cpu(), done, hit.cpu())
+
+
+def mend(
+    engine: Engine,
+    repair: Repair,
+    z: Tensor,
+    frozen: Tensor,
+    indices: Sequence[int],
+    seed: int,
+    batch_size: int = 1,
+    watch: Watch | None = None,
+) -> Tensor:
+    """Rows z [N, L] after the repair, on the CPU."""
+    if repair.threshold is None:
+        settings = repair.settings(stream(seed, "repair"), batch_size)
+        return walk(engine, settings, z, frozen, indices, watch, looking=False).tokens
+    parts = []
+    for start in range(0, len(z), batch_size):
+        cut = slice(start, start + batch_size)
+        parts.append(_one_pass(engine, repair.threshold, z[cut], frozen[cut]))
+        if watch is not None:
+            watch(len(parts[-1]))
+    return torch.cat(parts).cpu()
+
+
+@torch.no_grad()
+def _one_pass(engine: Engine, threshold: float, z: Tensor, frozen: Tensor) -> Tensor:
+    """The argmax wherever the token is so unlikely beside it."""
+    t = torch.zeros(len(z), dtype=torch.float64, device=z.device)
+    parts = groups(len(z), z.shape[1], None, z.device, None)
+    seen = Evaluation(engine.denoiser, parts, z, t, NO_FILTERS).top()
+    doubtful = seen.log_p_z < seen.log_p[..., 0] + math.log(threshold)
+    return torch.where(doubtful & ~frozen, seen.tokens[..., 0], z)
 
 
 def scores(found: Repaired, framed: bool = True) -> dict[str, Any]:

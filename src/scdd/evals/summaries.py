@@ -7,6 +7,7 @@ from typing import Any
 
 from scdd.evals.cells import Cell
 from scdd.evals.paper import paper, printed
+from scdd.evals.recovery import way_of
 from scdd.evals.stats import stars
 from scdd.evals.tables import Entry, Table, number, plain, with_error
 
@@ -64,14 +65,15 @@ def recovery_table(cells: Sequence[Cell], compared: bool = True) -> Table:
     known = paper()["tab:exact-recovery"]["rows"]
     typing = bool(cells) and cells[0].kind == "typos"
     rows = []
-    for cell in sorted(cells, key=lambda cell: (cell.label, cell.settings["last"], cell.settings["count"])):
+    for cell in sorted(cells, key=_recovery_order):
         found, asked = cell.result, cell.settings
-        values = known.get(asked["count"]) if compared and not typing and asked["last"] == 1 else None
+        papers = asked["last"] == 1 and asked["threshold"] is None
+        values = known.get(asked["count"]) if compared and not typing and papers else None
         beside = [None] * 4 if values is None else [f"{value:g}" for value, _ in values]
         entries = [
             plain(cell.label),
             plain(f"{found['errors']:.1f}" if typing else str(asked["count"])),
-            plain(f"{asked['last']} of {asked['steps']}"),
+            plain(way_of(asked)),
             *(
                 Entry(with_error(found[name]["value"], found[name]["error"]), paper=side)
                 for name, side in (("touch", beside[0]), ("recovery", beside[1]), ("damage", None))
@@ -83,7 +85,7 @@ def recovery_table(cells: Sequence[Cell], compared: bool = True) -> Table:
         else:
             entries += [plain("–")] * 3
         rows.append(entries)
-    head = ["system", "errors a text" if typing else "K", "steps", "touched", "recovered", "damaged"]
+    head = ["system", "errors a text" if typing else "K", "repair", "touched", "recovered", "damaged"]
     head += ["PPL clean", "PPL corrupted", "PPL repaired"]
     unit = "words" if typing else "tokens"
     notes = [
@@ -95,6 +97,12 @@ def recovery_table(cells: Sequence[Cell], compared: bool = True) -> Table:
         notes.append("[ ] is the paper's value: SCDD (p_u=0.2) on OWT, judged by GPT-2 large.")
     title = "Recovery from typing errors" if typing else "Recovery of random tokens"
     return Table(title, head, rows, notes)
+
+
+def _recovery_order(cell: Cell) -> tuple[Any, ...]:
+    """By system, the way of repair, and the number of errors."""
+    asked = cell.settings
+    return cell.label, asked["threshold"] or 0.0, asked["last"], asked["count"]
 
 
 def zero_shot_table(cells: Sequence[Cell]) -> Table:
