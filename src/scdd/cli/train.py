@@ -59,9 +59,9 @@ def train(
 def run(spec: Recipe, out: Path, device: str | None = None) -> None:
     """Train to the end, in this process or as one of torchrun's."""
     from scdd import build
-    from scdd.training import world
+    from scdd.training import same_bits, world
 
-    with world(spec.training.parallel, device) as here:
+    with same_bits(spec.training.deterministic), world(spec.training.parallel, device) as here:
         log = None
         try:
             data = _data(spec, out, here)

@@ -131,6 +131,8 @@ class Training(Section):
     """Type of the activations; weights are always float32."""
     compile: bool = True
     """Compile the network."""
+    deterministic: bool = False
+    """Same bits from run to run, and after resuming, on a GPU as well; slower there. A CPU does so anyway."""
     parallel: Literal["auto", "none", "ddp", "fsdp"] = "auto"
     """How several devices share the work; auto is ddp under torchrun and none otherwise."""
     save_every: Count = 5000

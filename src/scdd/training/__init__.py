@@ -1,5 +1,6 @@
 """Training: the loop, the optimiser, several devices, checkpoints to go on from, and the log."""
 
+from scdd.training.exact import same_bits
 from scdd.training.log import Lines, Log, Sink, TensorBoard, Terminal, Wandb
 from scdd.training.optim import Optim, Optimiser
 from scdd.training.parallel import Parallel, Step, World, world
@@ -24,6 +25,7 @@ __all__ = [
     "Trainer",
     "Wandb",
     "World",
+    "same_bits",
     "validate",
     "world",
 ]
