@@ -35,7 +35,7 @@ class Verb(NamedTuple):
 
 VERBS: dict[str, Verb] = {
     "demo": Verb(
-        "Train a nano model on a small text for a minute, sample from it, and show the corrections."
+        "Write a text that corrects itself, repair a paragraph, fill a gap, and leave a page to play."
     ),
     "prepare": Verb("Turn text into packed token shards.", "train"),
     "train": Verb("Train a model from a recipe, or resume it.", "train"),

@@ -55,7 +55,7 @@ def _folder(source: str | Path | None) -> str | Path:
         if not (BUNDLED / "model.safetensors").is_file():
             raise UserError(
                 "This build of scdd comes without its model: name a checkpoint (--model, or scdd.load(path)), or make one "
-                "with `scdd demo`."
+                "with `scdd demo --run DIR`."
             )
         return BUNDLED
     newest = (
