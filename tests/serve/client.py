@@ -36,7 +36,7 @@ class Client:
     def open(
         self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
     ) -> tuple[HTTPConnection, HTTPResponse]:
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=120)
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
         given = {"Content-Type": "application/json", **(headers or {})}
         if self.token:
             given["Authorization"] = f"Bearer {self.token}"

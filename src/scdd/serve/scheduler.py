@@ -47,9 +47,7 @@ class Scheduler:
         self._changed = threading.Condition()
         self._idle, self._open, self._company = 0, True, False
         self._pace = 0.0  # seconds for a unit of cost, smoothed; 0 until something was carried out
-        self._busy: dict[
-            int, tuple[float, float]
-        ] = {}  # for each worker: what it carries out costs, and since when
+        self._busy: dict[int, tuple[float, float]] = {}  # by worker: the cost of what it does, and since when
         self._workers = [
             threading.Thread(target=self.work, name=f"scdd-worker-{i}", daemon=True)
             for i in range(int(lent), limits.workers)
@@ -70,9 +68,8 @@ class Scheduler:
             if not self._open:
                 raise stopping()
             self._sweep()
-            full = len(self._pending) + len(jobs) > max(
-                self.limits.queue, len(jobs) if not self._pending else 0
-            )
+            most = self.limits.queue if self._pending else max(self.limits.queue, len(jobs))
+            full = len(self._pending) + len(jobs) > most
             ahead, own = self._ahead(), self._pace * sum(job.cost for job in jobs)
             if full or own <= SURE * self.limits.seconds < ahead + own:
                 self.meters.rejected.inc()
