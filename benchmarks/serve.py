@@ -53,6 +53,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--group", type=int, help="rows of an evaluation; default: the server's own choice")
     parser.add_argument("--lone", action="store_true", help="measure one request at a time instead")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--timeout", type=float, default=600.0, help="the server's; batches take an eighth of it"
+    )
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
 
@@ -92,7 +95,7 @@ def served(args: argparse.Namespace, model: str, *options: str, threads: int | N
     extra = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
     command = [sys.executable, "-m", "scdd", "serve", "--port", "0", "--device", args.device]
     command += ["--model", model] if model != "bundled" else []
-    command += ["--max-queue", "4096", "--timeout", "600", "--max-steps", "100000", *options]
+    command += ["--max-queue", "4096", "--timeout", str(args.timeout), "--max-steps", "100000", *options]
     command += ["--compile"] if args.compile else []
     process = subprocess.Popen(
         command,
