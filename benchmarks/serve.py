@@ -54,7 +54,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--lone", action="store_true", help="measure one request at a time instead")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument(
-        "--timeout", type=float, default=600.0, help="the server's; batches take an eighth of it"
+        "--timeout", type=float, default=600.0, help="the server's; a batch takes less than half of it"
     )
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()

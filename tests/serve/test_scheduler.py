@@ -28,13 +28,19 @@ def service(lm: LM, seconds_a_text: float) -> Service:
     return made
 
 
-@pytest.mark.parametrize(("seconds", "batches"), [(0.01, [6]), (0.5, [2, 2, 2]), (3.0, [1, 1, 1, 1, 1, 1])])
+@pytest.mark.parametrize(
+    ("seconds", "waited", "batches"),
+    [(0.01, 0.0, [6]), (1.0, 0.0, [4, 2]), (1.0, 6.0, [1, 1, 1, 1, 1, 1]), (3.0, 0.0, [1, 1, 1, 1, 1, 1])],
+)
 def test_a_batch_is_no_larger_than_its_first_job_can_wait_for(
-    lm: LM, seconds: float, batches: list[int], monkeypatch: pytest.MonkeyPatch
+    lm: LM, seconds: float, waited: float, batches: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Four tenths of the limit of ten seconds, or what is left of eight."""
     made, seen = service(lm, seconds), []
     monkeypatch.setattr(made.scheduler, "learn", lambda cost, _: seen.append(round(cost / COST)))
     waiting = jobs(made, 6)
+    for job in waiting:
+        job.arrived -= waited
     made.scheduler.submit(waiting)
     made.scheduler.close()
     made.scheduler.work()

@@ -26,8 +26,8 @@ from scdd.serve.metrics import Meters
 from scdd.serve.sharing import Sharing
 
 COMPANY = 8.0
-SOON = 0.125  # of the time limit: what a batch may take, for its first job waits as long as its last
-SURE = 0.8  # of the time limit: a job that would end later is not taken, since guesses are guesses
+SOON = 0.4  # of the time limit: what a batch may take, for its first job waits as long as its last
+SURE = 0.8  # of the time limit: when jobs should be done, since guesses are guesses
 
 
 class Scheduler:
@@ -141,8 +141,10 @@ class Scheduler:
     def _picked(self, alike: Sequence[Job], share: int) -> list[Job]:
         picked: list[Job] = []
         room = min(self.limits.batch, share)
-        if alike[0].cost and self._pace:
-            room = min(room, int(SOON * self.limits.seconds / (self._pace * alike[0].cost / alike[0].rows)))
+        first, limit = alike[0], self.limits.seconds
+        if row := self._pace * first.cost / first.rows:
+            left = first.arrived + SURE * limit - time.monotonic()
+            room = min(room, int(min(SOON * limit, left) / row))
         for job in alike:
             if picked and job.rows > room:
                 break
