@@ -20,7 +20,7 @@ INSTALLED_DEV := $(VENV)/.installed-dev
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
 
-demo: $(INSTALLED) ## set up, train a nano model for a minute, sample from it, show the corrections
+demo: $(INSTALLED) ## set up; write a text that corrects itself, repair a paragraph, fill a gap; leave demo.html
 	$(BIN)/scdd demo
 
 test: lint types imports pytest ## set up, lint, types, import rules, and the default test suite with coverage

@@ -1,10 +1,14 @@
-"""What batching is worth: requests a second of `scdd serve` under load against one at a time, and the answers compared.
+"""What batching is worth, and what a lone request costs beside the same call in Python.
 
     python benchmarks/serve.py                                   # a random nano model on this machine's cores
+    python benchmarks/serve.py --model bundled --length 128
     python benchmarks/serve.py --model runs/mine --device cuda --clients 64 --requests 256 --steps 64
+    python benchmarks/serve.py --model bundled --length 128 --lone
 
-One at a time means: one client, one request after the other, one worker, no batches; on a CPU with one thread and with all
-of them, whichever is faster.
+Batching: requests a second of `scdd serve` under load against one at a time, and the answers compared. One at a time means:
+one client, one request after the other, one worker, no batches; on a CPU with one thread and with all of them, whichever is
+faster. `--lone`: seconds of a request to an idle server, the first one after its start by itself, and of `LM.generate` in a
+process that waits for its threads as `scdd` does; the two take turns.
 """
 
 from __future__ import annotations
@@ -35,7 +39,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", help="checkpoint or run folder; default: random weights")
+    parser.add_argument("--model", help="bundled, or a checkpoint or run folder; default: random weights")
     parser.add_argument("--size", default="nano", help="of the random model")
     parser.add_argument("--vocab", type=int, default=1024, help="of the random model")
     parser.add_argument("--length", type=int, default=62, help="tokens of a text")
@@ -47,6 +51,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--batch-size", type=int, help="of the batching server; default: its own choice")
     parser.add_argument("--group", type=int, help="rows of an evaluation; default: the server's own choice")
+    parser.add_argument("--lone", action="store_true", help="measure one request at a time instead")
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--timeout", type=float, default=600.0, help="the server's; a batch takes less than half of it"
+    )
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
 
@@ -84,19 +93,9 @@ def random_model(folder: Path, size: str, vocab: int, length: int) -> Path:
 def served(args: argparse.Namespace, model: str, *options: str, threads: int | None = None) -> Iterator[int]:
     """A server of its own process; its port."""
     extra = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
-    command = [
-        sys.executable,
-        "-m",
-        "scdd",
-        "serve",
-        "--model",
-        model,
-        "--port",
-        "0",
-        "--device",
-        args.device,
-    ]
-    command += ["--max-queue", "4096", "--timeout", "600", "--max-steps", "100000", *options]
+    command = [sys.executable, "-m", "scdd", "serve", "--port", "0", "--device", args.device]
+    command += ["--model", model] if model != "bundled" else []
+    command += ["--max-queue", "4096", "--timeout", str(args.timeout), "--max-steps", "100000", *options]
     command += ["--compile"] if args.compile else []
     process = subprocess.Popen(
         command,
@@ -109,7 +108,7 @@ def served(args: argparse.Namespace, model: str, *options: str, threads: int | N
     assert process.stderr is not None
     try:
         for line in process.stderr:
-            found = re.search(r"running on http://127\.0\.0\.1:(\d+)", line)
+            found = re.search(r"http://127\.0\.0\.1:(\d+)", line)
             if found:
                 yield int(found[1])
                 return
@@ -170,13 +169,59 @@ def measure(args: argparse.Namespace, model: str) -> dict[str, Any]:
     }
 
 
+def inside(args: argparse.Namespace) -> None:
+    """What a server does for a lone request, without the server."""
+    from scdd.cli.main import calm_threads
+
+    calm_threads()
+    from scdd.lm import load
+
+    lm = load(None if args.model == "bundled" else args.model, device=args.device)
+    how = {"length": args.length, "steps": args.steps, "top_p": 0.9, "stop": False}
+    lm.generate(seed=0, **how)
+    times = []
+    for seed in range(args.requests):
+        start = time.perf_counter()
+        lm.generate(seed=seed, **how)
+        times.append(time.perf_counter() - start)
+    print(json.dumps(times))
+
+
+def lone(args: argparse.Namespace, model: str) -> dict[str, Any]:
+    times: dict[str, list[float]] = {"in Python": [], "first request": [], "request": []}
+    shape = ["--length", str(args.length), "--steps", str(args.steps), "--requests", str(args.requests)]
+    command = [sys.executable, __file__, "--inside", "--model", model, "--device", args.device, *shape]
+    for _ in range(args.repeats):
+        done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+        times["in Python"] += json.loads(done.stdout)
+        with served(args, model) as port:
+            for seed in range(args.requests + 1):
+                start = time.perf_counter()
+                ask(port, args, seed)
+                times["request" if seed else "first request"].append(time.perf_counter() - start)
+    middle = {name: statistics.median(values) for name, values in times.items()}
+    return {
+        "seconds": {name: [round(v, 3) for v in values] for name, values in times.items()},
+        "ratio": round(middle["request"] / middle["in Python"], 3),
+        **{name: getattr(args, name) for name in ("device", "length", "steps", "model")},
+    }
+
+
 def main() -> None:
     args = arguments()
+    if args.inside:
+        inside(args)
+        return
     with tempfile.TemporaryDirectory() as folder:
         model = args.model or str(random_model(Path(folder) / "random", args.size, args.vocab, args.length))
-        found = measure(args, model)
+        found = lone(args, model) if args.lone else measure(args, model)
     if args.json:
         print(json.dumps(found))
+        return
+    if args.lone:
+        for name, values in found["seconds"].items():
+            print(f"{name:<14} {statistics.median(values):7.3f} s   {values}")
+        print(f"a lone request takes {found['ratio']:.2f}× the call")
         return
     for name, values in found["requests_per_s"].items():
         print(f"{name:<26} {statistics.median(values):9.3f} requests/s   {values}")

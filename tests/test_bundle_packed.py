@@ -322,3 +322,10 @@ def test_names_and_types_that_packing_needs_are_refused(kind: str, weights: dict
     with pytest.raises(UserError, match="looks like a packed weight already"):
         pack(weights, kind)
     assert pack(weights, "float32") == weights
+
+
+def test_whoever_may_read_the_recipe_may_read_the_weights(tmp_path: Path) -> None:
+    write(tmp_path / "m", recipe="a: 1", weights={"w": randn(2, 2)}, vocab=VOCAB)
+    assert (tmp_path / "m" / "model.safetensors").stat().st_mode == (
+        tmp_path / "m" / "recipe.yaml"
+    ).stat().st_mode

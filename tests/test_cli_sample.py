@@ -235,13 +235,3 @@ def test_live_view_shows_masks_and_corrections(scdd, monkeypatch: pytest.MonkeyP
     assert "evaluations" in err
     for verb in ("correct", "score"):
         assert scdd(verb, "The river runs")[0] == 0
-
-
-@pytest.mark.slow
-def test_demo_trains_samples_and_writes_its_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    page = tmp_path / "demo.html"
-    assert (
-        main(["demo", "--seconds", "15", "--num", "1", "--steps", "8", "--trace", str(page), "--train"]) == 0
-    )
-    assert "corrections a token" in capsys.readouterr().out
-    assert page.stat().st_size > 5_000

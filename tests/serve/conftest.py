@@ -64,3 +64,16 @@ def client(serving: Serving) -> Iterator[Client]:
     """One server for all tests that do not need a special one."""
     with serving() as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def bundled() -> LM:
+    """The model that comes with the package."""
+    return load(device="cpu")
+
+
+@pytest.fixture(scope="session")
+def bundled_client(serving: Serving, bundled: LM) -> Iterator[Client]:
+    """One server of that model, for the tests whose texts must make sense."""
+    with serving({"length": 508, "workers": 1}, model=bundled) as made:
+        yield made

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+from importlib import resources
 
 import pytest
 
@@ -59,6 +60,21 @@ def test_this_machine_is_not(client: Client, host: str) -> None:
     assert client.get("/v1/models", Host=host).status == 200
 
 
+@pytest.mark.parametrize(
+    "origin", ["http://evil.example", "null", "http://localhost:1", "https://localhost.evil.example"]
+)
+def test_pages_elsewhere_cannot_make_it_work(client: Client, origin: str) -> None:
+    """A page needs no permission to send a plain form; its browser says where it comes from."""
+    headers = {"Origin": origin, "Content-Type": "application/json"}
+    answer = client.ask("POST", "/v1/tokenize", {"text": "The"}, headers)
+    assert (answer.status, answer.error["code"]) == (403, "bad_origin")
+
+
+def test_its_own_page_can(client: Client) -> None:
+    answer = client.ask("POST", "/v1/tokenize", {"text": "The"}, {"Origin": client.url})
+    assert answer.status == 200
+
+
 def test_large_bodies_are_refused_declared_or_not(client: Client) -> None:
     body = b'{"prompt": "' + b"a" * 300_000 + b'"}'
     answer = client.ask("POST", "/v1/generate", body)
@@ -91,13 +107,9 @@ def test_no_path_reaches_the_disk(client: Client, path: str) -> None:
 
 
 def test_the_pages_ask_nobody_else(client: Client) -> None:
-    names = (
-        "/",
-        "/docs",
-        "/static/style.css",
-        *(f"/static/{n}.js" for n in ("app", "api", "form", "player", "docs")),
-    )
-    for path in names:
+    files = {file.name for file in resources.files("scdd.serve").joinpath("static").iterdir()}
+    assert {"app.js", "index.html", "style.css"} <= files
+    for path in ("/", "/docs", *(f"/static/{name}" for name in files)):
         answer = client.get(path)
         assert answer.status == 200
         found = re.findall(

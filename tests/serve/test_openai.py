@@ -82,6 +82,31 @@ def test_stops_cut_the_text_alone_and_in_a_stream(api: Any) -> None:
     assert parts[-1].finish_reason == "stop"
 
 
+def test_a_stream_after_a_long_prompt_adds_up_too(api: Any) -> None:
+    """The prompt fills whole windows, which nobody sees."""
+    asked = {
+        "model": "tiny",
+        "prompt": "the fox " * 20,
+        "max_tokens": 38,
+        "seed": 3,
+        "extra_body": {"steps": 3},
+    }
+    whole = api.completions.create(**asked).choices[0].text
+    parts = [chunk.choices[0].text for chunk in api.completions.create(**asked, stream=True)]
+    assert "".join(parts) == whole
+    assert len([part for part in parts if part]) >= 2
+
+
+def test_logprobs_end_where_the_text_does(api: Any) -> None:
+    asked = {"model": "tiny", "prompt": "The", "max_tokens": 20, "seed": 3, "logprobs": 1}
+    full = api.completions.create(**asked).choices[0]
+    stop = full.text[len(full.text) // 2 :][:2]
+    cut = api.completions.create(**asked, stop=stop).choices[0]
+    assert 0 < len(cut.logprobs.tokens) < len(full.logprobs.tokens)
+    assert cut.logprobs.text_offset[-1] < len(cut.text)
+    assert full.logprobs.tokens[: len(cut.logprobs.tokens)] == cut.logprobs.tokens
+
+
 def test_logprobs_are_those_of_the_tokens(api: Any, lm: LM) -> None:
     found = api.completions.create(model="tiny", prompt="The", max_tokens=10, seed=3, logprobs=1).choices[0]
     before = len(lm.tokenizer.encode("The"))
@@ -108,6 +133,22 @@ def test_temperature_zero_is_greedy(api: Any, lm: LM) -> None:
     before = len(lm.tokenizer.encode("The"))
     expected = lm.generate(prompt="The", length=before + 8, seed=3, top_k=1)[0]
     assert found.choices[0].text == lm.engine.text(expected.tokens[before:])
+
+
+def test_a_stop_that_may_still_come_is_not_sent_before(lm: LM) -> None:
+    """A window shorter than the stop: none of it can be sent."""
+    from scdd.serve.completion import Cutter
+
+    text, stop = "The fox runs", "x runs over"
+    tokens = lm.tokenizer.encode(text)
+    cutter = Cutter(
+        lm.tokenizer, [lm.tokenizer.mask_id] * (len(tokens) + 4), 0, len(tokens) + 4, [stop], "", True
+    )
+    sent = cutter.fed(0, tokens)
+    assert len(sent) == len(text) - len(stop) + 1
+    short = lm.tokenizer.encode("The")
+    cutter = Cutter(lm.tokenizer, [lm.tokenizer.mask_id] * 9, 0, 9, [stop], "", True)
+    assert cutter.fed(0, short) == ""
 
 
 @pytest.mark.parametrize(
@@ -145,7 +186,10 @@ def test_a_token_is_asked_for(serving: Serving) -> None:
 
 
 def test_a_full_queue_is_a_rate_limit(serving: Serving) -> None:
-    """One worker busy, one place in the queue: the rest is told when to come back, and the client's retries succeed."""
+    """One worker busy, one place in the queue: the rest is told when to come back.
+
+    How many that are depends on whether the worker has taken the first request before the others arrive.
+    """
     from concurrent.futures import ThreadPoolExecutor
 
     with serving({"workers": 1, "batch": 1, "queue": 1}) as client, ThreadPoolExecutor(6) as pool:
@@ -160,6 +204,6 @@ def test_a_full_queue_is_a_rate_limit(serving: Serving) -> None:
 
         found = list(pool.map(once, range(6)))
         refused = [each for each in found if isinstance(each, openai.RateLimitError)]
-        assert 1 <= len(refused) <= 4
+        assert 1 <= len(refused) <= 5
         assert all(int(error.response.headers["retry-after"]) >= 1 for error in refused)
         assert len({each for each in found if isinstance(each, str)}) == 1

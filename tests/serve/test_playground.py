@@ -25,6 +25,10 @@ pytestmark = pytest.mark.skipif(
 )
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 TEXT = "The quick brown fox jumps over the lazy dog."
+EXAMPLE = (
+    "The town lies on the north bank of the river and has a population the 20,000 people. "
+    "It is the capital blue the province and one of the oldest towns in the country."
+)
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +39,9 @@ def browser() -> Iterator[Any]:
         made.close()
 
 
-def opened(browser: Any, url: str, **options: Any) -> Any:
-    """A page that fails the test if it complains, or asks anybody but its server."""
+def opened(browser: Any, url: str, server: str | None = None, **options: Any) -> Any:
+    """A page that fails the test if it complains, or asks anybody but its server (whose address begins `url`)."""
+    server = server or url
     context = browser.new_context(permissions=["clipboard-read", "clipboard-write"], **options)
     page = context.new_page()
     page.set_default_timeout(15000)
@@ -44,7 +49,8 @@ def opened(browser: Any, url: str, **options: Any) -> Any:
     page.on("console", lambda said: page.complaints.append(said.text) if said.type == "error" else None)
     page.on("pageerror", lambda error: page.complaints.append(str(error)))
     page.on(
-        "request", lambda asked: page.complaints.append(asked.url) if not asked.url.startswith(url) else None
+        "request",
+        lambda asked: page.complaints.append(asked.url) if not asked.url.startswith(server) else None,
     )
     page.goto(url)
     sync.expect(page.locator("#sampler")).to_be_attached()
@@ -201,7 +207,11 @@ def test_infill_by_clicking_words(page: Any, lm: LM) -> None:
     run(page)
     sizes = [len(lm.tokenizer.encode(piece)) for piece in (" brown fox", " lazy")]
     holes = f"The quick [MASK:{sizes[0]}] jumps over the [MASK:{sizes[1]}] dog."
-    assert text(page) == visible(lm, lm.infill(holes, seed=2, steps=8)[0].tokens)
+    expected = lm.infill(holes, seed=2, steps=8)[0].tokens
+    assert text(page) == visible(lm, expected)
+    assert page.locator("#text .written").count() == sum(
+        sizes
+    )  # at the end, too, one sees what was filled in
     page.click("#unmask")
     assert page.locator("#words [aria-pressed=true]").count() == 0
 
@@ -223,8 +233,7 @@ def test_correct_shows_steps_diff_and_doubts(page: Any, lm: LM) -> None:
     run(page)
     found = lm.correct(TEXT, strength=0.4, seed=3, steps=8)
     assert found.changes
-    assert text(page) == visible(lm, found.tokens)
-    page.get_by_text("Diff", exact=True).click()
+    sync.expect(page.get_by_label("Diff")).to_be_checked()  # what was changed is what people want to see
     assert page.locator("#text del").all_text_contents() == [change.before for change in found.changes]
     assert page.locator("#text ins").all_text_contents() == [change.after for change in found.changes]
     assert page.locator("#text sub").count() == 2 * len(found.changes)
@@ -234,6 +243,12 @@ def test_correct_shows_steps_diff_and_doubts(page: Any, lm: LM) -> None:
     colours = page.locator("#text .doubt").evaluate_all("all => all.map(e => e.style.backgroundColor)")
     doubts = [float(re.search(r"/ ([\d.]+)\)", colour)[1]) for colour in colours]  # type: ignore[index]
     assert doubts == pytest.approx([0.75 * score.doubt for score in found.doubts], abs=1e-3)
+    page.get_by_text("Steps", exact=True).last.click()
+    assert text(page) == visible(lm, found.tokens)
+    page.get_by_text("Doubts", exact=True).click()
+    page.click("#back")  # whoever moves through the steps wants to see them
+    sync.expect(page.get_by_role("radio", name="Steps")).to_be_checked()
+    sync.expect(page.locator("#status")).to_have_text(re.compile("Step 7 of 8"))
 
 
 def test_correct_in_one_pass(page: Any, lm: LM) -> None:
@@ -242,6 +257,7 @@ def test_correct_in_one_pass(page: Any, lm: LM) -> None:
     page.select_option("#mode", "pass")
     run(page)
     found = lm.correct(TEXT, mode="pass", strength=0.1)
+    page.get_by_text("Steps", exact=True).last.click()
     assert text(page) == visible(lm, found.tokens)
     sync.expect(page.locator("#status")).to_have_text(re.compile("Step 1 of 1"))
 
@@ -249,6 +265,7 @@ def test_correct_in_one_pass(page: Any, lm: LM) -> None:
 def test_several_texts(page: Any, lm: LM) -> None:
     page.fill("#num", "3")
     page.fill("#length", "20")
+    page.fill("#seed", "0")
     run(page)
     page.select_option("#which", "2")
     assert text(page).startswith(visible(lm, lm.generate(3, length=20, steps=8)[2].tokens))
@@ -317,6 +334,45 @@ def test_copied_code_runs(page: Any, lm: LM, task: str) -> None:
     if shutil.which("curl") and shutil.which("bash"):
         found = json.loads(subprocess.run(["bash", "-c", command], capture_output=True, check=True).stdout)
         assert (found if task == "correct" else found["samples"][0])["text"] == expected.text
+
+
+def test_every_press_draws_another_text_and_a_link_shows_the_same(
+    page: Any, browser: Any, client: Client
+) -> None:
+    texts, seeds = [], []
+    for _ in range(2):
+        run(page)
+        texts.append(text(page))
+        seeds.append(page.locator("#note").text_content())
+    assert texts[0] != texts[1]
+    assert seeds[0] != seeds[1]
+    page.click("#share")
+    link = page.evaluate("navigator.clipboard.readText()")
+    other = opened(browser, link, server=client.url)
+    run(other, None)
+    assert text(other) == texts[1]
+    other.context.close()
+
+
+def test_examples_take_turns(page: Any) -> None:
+    for task, field in (("generate", "prompt"), ("infill", "infill-text"), ("correct", "correct-text")):
+        page.click(f"#tab-{task}")
+        seen = set()
+        for _ in range(5):
+            page.locator(".example:visible").click()
+            seen.add(page.locator(f"#{field}").input_value())
+        assert len(seen) >= 3
+    page.click("#tab-infill")
+    assert page.locator("#words [aria-pressed=true]").count() > 0
+
+
+def test_a_server_that_is_gone_is_named(browser: Any, serving: Serving) -> None:
+    with serving() as client:
+        page = opened(browser, client.url)
+    page.click("#run")
+    sync.expect(page.locator("#error")).to_contain_text("cannot be reached")
+    sync.expect(page.locator("#run")).to_be_enabled()
+    page.context.close()
 
 
 def test_tabs_follow_the_arrow_keys(page: Any) -> None:
@@ -390,6 +446,12 @@ def test_a_phone_needs_no_sideways_scrolling(browser: Any, client: Client) -> No
         page.click(f"#tab-{task}")
         run(page, None)
         assert page.evaluate("document.documentElement.scrollWidth") <= 360
+        small = page.evaluate(
+            """() => [...document.querySelectorAll("button, select, summary, .views span, a.quiet")]
+                .filter(e => e.checkVisibility() && !e.closest(".words"))
+                .filter(e => e.getBoundingClientRect().height < 40).map(e => e.outerHTML)"""
+        )
+        assert small == []  # for fingers
     page.locator("#text .tok").first.tap()
     sync.expect(page.locator("#detail")).not_to_be_empty()
     page.context.close()
@@ -412,3 +474,33 @@ def test_the_api_page(browser: Any, client: Client) -> None:
     sync.expect(page.locator("article h3").first).to_be_visible()
     assert "POST/v1/completions" in page.locator("article h3").all_text_contents()
     page.close()
+
+
+def test_the_playground_repairs_its_example(browser: Any, bundled_client: Client, bundled: LM) -> None:
+    page = opened(browser, bundled_client.url)
+    page.click("#tab-correct")
+    assert page.locator("#correct-text").input_value() == EXAMPLE
+    page.fill("#seed", "0")
+    run(page, 8)
+    assert page.locator("#text del").all_text_contents() == [" the", " blue"]
+    assert page.locator("#text ins").all_text_contents() == [" of", " of"]
+    page.get_by_text("Doubts", exact=True).click()
+    colours = page.locator("#text .doubt").evaluate_all(
+        "all => all.map(e => [e.textContent, e.style.backgroundColor])"
+    )
+    strong = [word for word, colour in colours if float(colour.partition("/ ")[2].rstrip(")")) > 0.5]
+    assert strong == [" the", " blue"]
+    page.fill("#correct-text", EXAMPLE.replace("population the", "population of").replace("blue", "of"))
+    run(page, 8)
+    sync.expect(page.locator("#unchanged")).to_be_visible()
+    page.click("#tab-infill")
+    run(page, 8)
+    assert "has a population of 20,000 people" in text(page)
+    page.click("#tab-generate")
+    page.fill("#length", "32")
+    run(page, 8)
+    assert text(page) == "".join(
+        map(bundled.tokenizer.token, bundled.generate(length=32, steps=8, seed=0, stop=False)[0].tokens)
+    )
+    assert page.complaints == []
+    page.context.close()

@@ -45,7 +45,7 @@ def started(folder: Path, *options: str) -> tuple[subprocess.Popen[str], Client]
     )
     assert process.stderr is not None
     for line in process.stderr:
-        found = re.search(r"running on http://127\.0\.0\.1:(\d+)", line)
+        found = re.search(r"http://127\.0\.0\.1:(\d+)", line)
         if found:
             threading.Thread(target=process.stderr.read, daemon=True).start()
             return process, Client(int(found[1]))
@@ -86,6 +86,8 @@ def test_sigterm_under_load_loses_no_accepted_request(folder: Path) -> None:
     [
         (["--host", "0.0.0.0"], "set a token"),
         (["--host", "0.0.0.0", "--token", "é"], "ASCII"),
+        (["--port", "70000"], "--port is 70000"),
+        (["--host", "no such place", "--no-token"], "no such place"),
         (["--max-steps", "0"], "--max-steps is 0"),
         (["--log-level", "loud"], "--log-level"),
         (["--model", "/nowhere/at/all"], "/nowhere/at/all"),

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from copy import copy
 from typing import Any
 
 import pytest
+import torch
 
 from scdd.lm import LM
 from tests.serve.client import Client
+from tests.serve.conftest import Serving
 
 
 def test_generate_is_what_the_library_generates(client: Client, lm: LM) -> None:
@@ -114,6 +117,13 @@ def test_another_schedule_is_really_used(client: Client) -> None:
         ("generate", {"sampler": "remdm"}, None),
         ("generate", {"sampler": "remdmm"}, None),
         ("generate", {"tolerance": 0.5, "process": "mdlm", "sampler": "p2"}, None),
+        ("generate", {"sampler": {"kind": "gidd-correct", "corrections": 10**12}}, "sampler.corrections"),
+        ("generate", {"sampler": {"kind": "informed", "corrections": 10**30}}, "sampler.corrections"),
+        (
+            "denoise",
+            {"task": "generate", "sampler": {"kind": "gidd-correct", "corrections": 257}},
+            "sampler.corrections",
+        ),
     ],
 )
 def test_mistakes_are_named(client: Client, path: str, body: dict[str, Any], param: str | None) -> None:
@@ -141,6 +151,36 @@ def test_bodies_that_are_none(client: Client, raw: bytes) -> None:
     answer = client.ask("POST", "/v1/generate", raw)
     assert answer.status == 400, answer.raw
     assert answer.error["type"] == "invalid_request_error"
+
+
+def test_what_was_sent_is_not_sent_back(client: Client) -> None:
+    answer = client.post("/v1/generate", {"sampler": {"kind": "x" * 5000}})
+    assert answer.status == 400
+    assert len(answer.error["message"]) < 500
+
+
+class Broken(torch.nn.Module):
+    """A network with a bug."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self.inner, self.vocab, self.config, self.head = inner, inner.vocab, inner.config, inner.head
+
+    def hidden(self, *_: Any) -> Any:
+        raise RuntimeError("private words")
+
+
+def test_a_bug_is_logged_once_and_answered_without_its_details(
+    serving: Serving, lm: LM, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = copy(lm)
+    broken.network = Broken(lm.network)  # type: ignore[assignment]
+    with serving(model=broken) as made:
+        answer = made.post("/v1/generate", {"length": 20})
+    assert (answer.status, answer.error["code"]) == (500, "internal_error")
+    assert b"private words" not in answer.raw
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert caplog.text.count("RuntimeError: private words") == 1
 
 
 def test_unknown_places_answer_in_the_same_shape(client: Client) -> None:

@@ -93,6 +93,7 @@ def write(
     with staged(folder) as temporary:
         save_file({k: v.detach().cpu().contiguous().clone() for k, v in stored.items()}, temporary / WEIGHTS)
         (temporary / RECIPE).write_text(recipe, encoding="utf-8")
+        shutil.copymode(temporary / RECIPE, temporary / WEIGHTS)  # safetensors leaves it to the owner alone
         if tokenizer is not None:
             (temporary / TOKENIZER).write_text(tokenizer, encoding="utf-8")
         meta = {

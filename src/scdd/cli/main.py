@@ -35,7 +35,7 @@ class Verb(NamedTuple):
 
 VERBS: dict[str, Verb] = {
     "demo": Verb(
-        "Train a nano model on a small text for a minute, sample from it, and show the corrections."
+        "Write a text that corrects itself, repair a paragraph, fill a gap, and leave a page to play."
     ),
     "prepare": Verb("Turn text into packed token shards.", "train"),
     "train": Verb("Train a model from a recipe, or resume it.", "train"),
@@ -102,11 +102,17 @@ def _root(
     """Self-Correcting Discrete Diffusion language models."""
 
 
+def calm_threads() -> None:
+    """Idle OpenMP threads sleep instead of spinning: on a shared CPU spinning costs many times what waking does.
+
+    It must be said before torch is imported, and whoever has set it keeps it.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `scdd` with these arguments (default: the process's) and return the exit status."""
-    # Idle OpenMP threads sleep instead of spinning: on a shared CPU spinning costs many times what waking does. It must
-    # be said before torch is imported, and whoever has set it keeps it.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    calm_threads()
     # Plain help text: rich's markup would swallow words in square brackets such as [MASK].
     app = typer.Typer(cls=LazyGroup, add_completion=False, rich_markup_mode=None, no_args_is_help=True)
     app.callback()(_root)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import fastapi  # noqa: F401  (said here, so that a missing extra is named before the model is loaded)
 import prometheus_client  # noqa: F401
@@ -12,6 +12,9 @@ import uvicorn  # noqa: F401
 
 from scdd.cli import options as o
 from scdd.core.errors import UserError
+
+if TYPE_CHECKING:
+    from scdd.serve.service import Service
 
 
 def serve(
@@ -66,6 +69,8 @@ def serve(
         )
     if token is not None and (not token.isascii() or not token.strip()):
         raise UserError("--token must be ASCII text: choose another one.")
+    if not 0 <= port <= 65535:
+        raise UserError(f"--port is {port}: give one from 1 to 65535, or 0 for a free one.")
     for option, value in {
         "--max-length": max_length, "--max-steps": max_steps, "--max-texts": max_texts, "--max-body": max_body,
         "--max-queue": max_queue, "--timeout": timeout, "--batch-size": batch_size, "--workers": workers, "--group": group,
@@ -96,12 +101,25 @@ def serve(
         lm,
         limits,
         token=token,
-        hosts=LOOPBACK if local and token is None else None,
+        hosts=(*LOOPBACK, host) if local and token is None else None,
         name=name,
         threads=_threads(limits.workers) if lm.device.type == "cpu" else None,
         lent=True,
     )
-    run(app, host, port, log_level)
+    run(
+        app, host, port, log_level, lambda address: typer.echo(greeting(app.state.service, address), err=True)
+    )
+
+
+def greeting(service: Service, address: str) -> str:
+    """What is served, and where."""
+    lm = service.lm
+    size = f"{service.parameters / 1e6:.1f} M parameters, context {lm.context}, on {lm.device}"
+    return (
+        f"Serving {lm.name} ({lm.engine.name()}, {size}) as {service.name!r}; Ctrl+C stops it.\n"
+        f"  playground  {address}/\n"
+        f"  API         {address}/docs, for OpenAI's clients {address}/v1"
+    )
 
 
 def _threads(workers: int) -> int:

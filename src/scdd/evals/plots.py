@@ -218,9 +218,11 @@ def training_plot(curves: dict[str, list[tuple[int, float, float]]]) -> str:
 
 def _legend(axes: Any) -> None:
     """Below the axes, where it hides nothing."""
-    count = len(axes.get_legend_handles_labels()[1])
-    if count:
-        axes.figure.legend(loc="outside lower center", ncols=min(2 if count > 3 else count, count))
+    labels = axes.get_legend_handles_labels()[1]
+    if labels:
+        wide = max(map(len, labels)) > 36
+        columns = 1 if wide else 2 if len(labels) > 3 else len(labels)
+        axes.figure.legend(loc="outside lower center", ncols=columns)
 
 
 def _log(axes: Any, ticks: list[int]) -> None:

@@ -79,7 +79,7 @@ class Repair:
 
 def way_of(settings: dict[str, Any]) -> str:
     """The name of the repair that a cell's settings hold."""
-    return Repair(settings["steps"], settings["last"], threshold=settings["threshold"]).name
+    return Repair(settings["steps"], settings["last"], threshold=settings.get("threshold")).name
 
 
 class Repaired(NamedTuple):

@@ -128,7 +128,8 @@ def _correction(cells: Sequence[Cell], corpus: str) -> Section:
 
 
 def _recovery(cells: Sequence[Cell], corpus: str) -> Section:
-    return "Recovery", [recovery_table(cells)], [plots.recovery_plot(cells)]
+    several = len({cell.settings["count"] for cell in cells}) > 1
+    return "Recovery", [recovery_table(cells)], [plots.recovery_plot(cells)] if several else []
 
 
 def _typos(cells: Sequence[Cell], corpus: str) -> Section:

@@ -64,10 +64,11 @@ def recovery_table(cells: Sequence[Cell], compared: bool = True) -> Table:
     """`tab:exact-recovery`, with the damage that the paper leaves out; typing errors have the same columns."""
     known = paper()["tab:exact-recovery"]["rows"]
     typing = bool(cells) and cells[0].kind == "typos"
+    judged = any("judge" in cell.result for cell in cells)
     rows = []
     for cell in sorted(cells, key=_recovery_order):
         found, asked = cell.result, cell.settings
-        papers = asked["last"] == 1 and asked["threshold"] is None
+        papers = asked["last"] == 1 and asked.get("threshold") is None
         values = known.get(asked["count"]) if compared and not typing and papers else None
         beside = [None] * 4 if values is None else [f"{value:g}" for value, _ in values]
         entries = [
@@ -82,11 +83,11 @@ def recovery_table(cells: Sequence[Cell], compared: bool = True) -> Table:
         if "judge" in found:
             sides = (("clean", None), ("corrupted", beside[2]), ("repaired", beside[3]))
             entries += [Entry(_ppl(found[f"ppl_{name}"]), paper=side) for name, side in sides]
-        else:
+        elif judged:
             entries += [plain("–")] * 3
         rows.append(entries)
     head = ["system", "errors a text" if typing else "K", "repair", "touched", "recovered", "damaged"]
-    head += ["PPL clean", "PPL corrupted", "PPL repaired"]
+    head += ["PPL clean", "PPL corrupted", "PPL repaired"] if judged else []
     unit = "words" if typing else "tokens"
     notes = [
         f"Touched and recovered: of the corrupted {unit}. Damaged: of all others. Errors are over texts."
@@ -102,7 +103,7 @@ def recovery_table(cells: Sequence[Cell], compared: bool = True) -> Table:
 def _recovery_order(cell: Cell) -> tuple[Any, ...]:
     """By system, the way of repair, and the number of errors."""
     asked = cell.settings
-    return cell.label, asked["threshold"] or 0.0, asked["last"], asked["count"]
+    return cell.label, asked.get("threshold") or 0.0, asked["last"], asked["count"]
 
 
 def zero_shot_table(cells: Sequence[Cell]) -> Table:

@@ -13,6 +13,7 @@ from scdd.core.errors import UserError
 from scdd.data.tokenizer import TextTokenizer
 from scdd.lm.model import LM
 from scdd.models import DiT, DiTConfig, QualityHead
+from scdd.models.rotary import Rotary
 from scdd.processes import Process
 
 BUNDLED = Path(__file__).resolve().parent.parent / "assets" / "model"
@@ -55,7 +56,7 @@ def _folder(source: str | Path | None) -> str | Path:
         if not (BUNDLED / "model.safetensors").is_file():
             raise UserError(
                 "This build of scdd comes without its model: name a checkpoint (--model, or scdd.load(path)), or make one "
-                "with `scdd demo`."
+                "with `scdd demo --run DIR`."
             )
         return BUNDLED
     newest = (
@@ -88,6 +89,7 @@ def _network(found: bundle.Bundle, spec: recipe.Recipe | None) -> DiT:
         network = DiT(config, found.vocab)
     try:
         network.load_state_dict(weights, assign=True)
+        network.rotary = Rotary(config.head_width // 2)  # its tables are made, not stored
     except RuntimeError as error:
         detail = str(error).splitlines()[-1].strip()
         raise UserError(

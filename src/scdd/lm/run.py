@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -138,10 +139,10 @@ class Run:
         """Runs that nobody has begun, as one that shares their network evaluations; results come in their order.
 
         The settings, seeds aside, are the first one's: join runs that agree in them and in the model. `engine` walks in
-        place of the first one's.
+        place of the first one's. The runs themselves stay as they are, so that a walk that failed can be repeated.
         """
         made = cls(engine or runs[0].engine, (), runs[0].settings)
-        made._states = [state for run in runs for state in run._states]
+        made._states = [deepcopy(state) for run in runs for state in run._states]
         return made
 
     @property

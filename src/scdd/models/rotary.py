@@ -20,7 +20,7 @@ def tables(start: int, stop: int, pairs: int, device: torch.device) -> tuple[Ten
 class Rotary(nn.Module):
     """Keeps the tables, so that a step only slices them.
 
-    The buffers start empty, on the CPU, and are not saved: a network built on the meta device needs no repair.
+    The buffers start empty and are not saved: a network built on the meta device needs no repair after `to_empty`.
     `grow` runs in eager code; a compiled graph that meets a longer row than the table computes its own angles, which
     is slower but breaks no graph.
     """
@@ -31,8 +31,8 @@ class Rotary(nn.Module):
     def __init__(self, pairs: int) -> None:
         super().__init__()
         self.pairs = pairs
-        self.register_buffer("cos", torch.empty(0, pairs, device="cpu"), persistent=False)
-        self.register_buffer("sin", torch.empty(0, pairs, device="cpu"), persistent=False)
+        self.register_buffer("cos", torch.empty(0, pairs, dtype=torch.float32), persistent=False)
+        self.register_buffer("sin", torch.empty(0, pairs, dtype=torch.float32), persistent=False)
 
     def grow(self, length: int) -> None:
         """Make the tables at least `length` long; also restores float32 after the module was cast to bfloat16."""

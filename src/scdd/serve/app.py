@@ -9,7 +9,7 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.concurrency import run_in_threadpool
-from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from fastapi.responses import PlainTextResponse, StreamingResponse
 
 from scdd import __version__
 from scdd.lm import LM
@@ -17,7 +17,7 @@ from scdd.serve import errors, openai, replies, stream
 from scdd.serve import requests as ask
 from scdd.serve.guard import LOOPBACK, Guard
 from scdd.serve.limits import Limits
-from scdd.serve.service import ClientGone, Service, as_json
+from scdd.serve.service import ClientGone, Service
 
 KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 REFUSED: dict[int | str, dict[str, Any]] = {
@@ -25,7 +25,7 @@ REFUSED: dict[int | str, dict[str, Any]] = {
     for status, text in {
         400: "The request is wrong, and the message says where.",
         401: "The token is missing or wrong.",
-        403: "The host name is not this server's.",
+        403: "The host name, or the page that asks, is not this server's.",
         404: "There is no such model.",
         413: "The body is too large.",
         429: "The queue is full: try again after Retry-After seconds.",
@@ -87,19 +87,19 @@ def _model_routes(service: Service) -> APIRouter:
     async def generate(body: ask.Generate, request: Request) -> replies.SamplesReply:
         """Draw texts from masks, after a prompt or before a suffix if there is one."""
         (samples,) = await service.answers([await run_in_threadpool(service.generate, body)], request)
-        return replies.SamplesReply(model=service.name, samples=as_json(samples))  # type: ignore[arg-type]
+        return replies.SamplesReply(model=service.name, **replies.of_samples(samples))
 
     @router.post("/infill")
     async def infill(body: ask.Infill, request: Request) -> replies.SamplesReply:
         """Fill the [MASK] and [MASK:12] holes of a text; all other tokens stay."""
         (samples,) = await service.answers([await run_in_threadpool(service.infill, body)], request)
-        return replies.SamplesReply(model=service.name, samples=as_json(samples))  # type: ignore[arg-type]
+        return replies.SamplesReply(model=service.name, **replies.of_samples(samples))
 
     @router.post("/correct")
     async def correct(body: ask.Correct, request: Request) -> replies.CorrectReply:
         """Keep what is right in a text, repair what is not."""
         (found,) = await service.answers([await run_in_threadpool(service.correct, body)], request)
-        return replies.CorrectReply(model=service.name, **stream.facts_of_correction(found))
+        return replies.CorrectReply(model=service.name, **replies.of_correction(found))
 
     @router.post("/score")
     async def score(body: ask.Score, request: Request) -> replies.ScoreReply:
@@ -111,10 +111,8 @@ def _model_routes(service: Service) -> APIRouter:
     async def tokenize(body: ask.Tokenize) -> replies.TokenizeReply:
         """Cut a text into the model's tokens."""
         service.check_model(body.model)
-        tokenizer = service.lm.tokenizer
-        await run_in_threadpool(service.check_text, body.text)
-        ids = tokenizer.encode(body.text) if body.text else []
-        pieces = [replies.Piece(id=i, text=tokenizer.token(i)) for i in ids]
+        ids = await run_in_threadpool(service.tokens, body.text)
+        pieces = [replies.Piece(id=i, text=service.lm.tokenizer.token(i)) for i in ids]
         return replies.TokenizeReply(model=service.name, tokens=pieces)
 
     @router.post(
@@ -124,17 +122,19 @@ def _model_routes(service: Service) -> APIRouter:
     )  # fmt: skip
     async def denoise(body: ask.Task, request: Request) -> Response:
         """The same as generate, infill or correct, as a stream of server-sent events: one for every text and step."""
-        if isinstance(body, ask.CorrectTask):
-            job, facts = await run_in_threadpool(service.correct, body, True), stream.facts_of_correction
-            return stream.denoise(service, job, request, facts)
-        make: Any = service.generate if isinstance(body, ask.GenerateTask) else service.infill
-        job = await run_in_threadpool(make, body, True)
-        return stream.denoise(service, job, request, stream.facts_of_samples)
+        if isinstance(body, ask.GenerateTask):
+            job = await run_in_threadpool(service.generate, body, record=True)
+        elif isinstance(body, ask.InfillTask):
+            job = await run_in_threadpool(service.infill, body, record=True)
+        else:
+            job = await run_in_threadpool(service.correct, body, record=True)
+            return stream.denoise(service, job, request, replies.of_correction)
+        return stream.denoise(service, job, request, replies.of_samples)
 
     @router.get("/settings")
     async def settings() -> replies.Settings:
         """The model, the limits, and what can be chosen, as the recipe's JSON schema has it."""
-        return replies.Settings(**service.settings())
+        return service.settings
 
     return router
 
@@ -167,16 +167,10 @@ def _site_routes(service: Service) -> APIRouter:
     async def icon() -> Response:
         return served("icon.svg")
 
-    @router.get(
-        "/healthz",
-        tags=["server"],
-        responses={200: {"model": replies.Health}, 503: {"model": replies.Health}, 403: REFUSED[403]},
-    )
-    async def healthz() -> Response:
-        """200 while the server takes requests, 503 while it shuts down."""
-        status = "draining" if service.draining else "ok"
-        body = replies.Health(status=status, model=service.name, waiting=service.scheduler.waiting())
-        return JSONResponse(body.model_dump(), 503 if service.draining else 200)
+    @router.get("/healthz", tags=["server"], responses={403: REFUSED[403]})
+    async def healthz() -> replies.Health:
+        """Answered while the server takes requests; one that shuts down takes no connections."""
+        return replies.Health(status="ok", model=service.name, waiting=service.scheduler.waiting())
 
     said: dict[int | str, dict[str, Any]] = {
         200: {"content": {"text/plain": {}}},

@@ -15,13 +15,20 @@ class Cutter:
     """The completion inside a row: after the prompt's tokens, before the suffix's, up to an end-of-text or a stop."""
 
     def __init__(
-        self, tokenizer: TextTokenizer, start: int, room: int, stops: Sequence[str], echo: str, ends: bool
+        self,
+        tokenizer: TextTokenizer,
+        row: Sequence[int],
+        start: int,
+        room: int,
+        stops: Sequence[str],
+        echo: str,
+        ends: bool,
     ) -> None:
-        """`ends`: whether an end-of-text ends it; before a suffix it does not."""
+        """`row`: before the first step. `ends`: whether an end-of-text ends it; before a suffix it does not."""
         self.tokenizer, self.start, self.stop = tokenizer, start, start + room
         self.stops, self.echo, self.ends = list(stops), echo, ends
         self.sent = ""
-        self._row: list[int] = []
+        self._row = list(row[:start])  # what is final: a window that the prompt fills never arrives
 
     def inside(self, row: Sequence[int]) -> list[int]:
         """The completion's tokens."""
@@ -48,7 +55,7 @@ class Cutter:
         if not stopped and len(tokens) == len(self._row) - self.start < self.stop - self.start:
             # A stop may begin here and end in the next window; so may a character, of which bytes are missing.
             held = max((len(stop) for stop in self.stops), default=1) - 1
-            text = text[: len(text) - held].rstrip("\ufffd")
+            text = text[: max(0, len(text) - held)].rstrip("\ufffd")
         fresh = (self.echo + text)[len(self.sent) :]
         self.sent += fresh
         return fresh
@@ -61,24 +68,25 @@ class Cutter:
         return (text[: min(found)], True) if found else (text, False)
 
 
-def choice(index: int, cutter: Cutter, sample: Sample, logs: dict[str, Any] | None) -> Choice:
+def choice(index: int, cutter: Cutter, sample: Sample, logs: bool) -> Choice:
     """The completion of one sample."""
-    row = sample.tokens
-    text, ended = cutter.text(row)
-    return Choice(index=index, text=text, finish_reason="stop" if ended else "length", logprobs=logs)
+    text, ended = cutter.text(sample.tokens)
+    known = _logprobs(cutter, sample, len(text)) if logs else None
+    return Choice(index=index, text=text, finish_reason="stop" if ended else "length", logprobs=known)
 
 
-def logprobs(cutter: Cutter, sample: Sample) -> dict[str, Any]:
-    """log x_θ of each token as the last step left it; null where it is not known."""
-    tokens = cutter.inside(sample.tokens)
+def _logprobs(cutter: Cutter, sample: Sample, end: int) -> dict[str, Any]:
+    """log x_θ of each token of the text as the last step left it; null where it is not known."""
+    words, offsets, at = [], [], len(cutter.echo)
+    for token in cutter.inside(sample.tokens):
+        if at >= end:  # a stop has cut the text here
+            break
+        words.append(cutter.tokenizer.token(token))
+        offsets.append(at)
+        at += len(words[-1])
     way = sample.trajectory
     known = way.log_p[-1].tolist() if way is not None and len(way.moments) else []
-    words = [cutter.tokenizer.token(token) for token in tokens]
-    logs = [finite(round(value, 6)) for value in known[cutter.start : cutter.start + len(tokens)]]
-    logs += [None] * (len(tokens) - len(logs))
-    offsets, at = [], len(cutter.echo)
-    for word in words:
-        offsets.append(at)
-        at += len(word)
+    logs = [finite(round(value, 6)) for value in known[cutter.start : cutter.start + len(words)]]
+    logs += [None] * (len(words) - len(logs))
     best = [{word: log} if log is not None else {} for word, log in zip(words, logs, strict=True)]
     return {"tokens": words, "token_logprobs": logs, "top_logprobs": best, "text_offset": offsets}

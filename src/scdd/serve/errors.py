@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from scdd.core.errors import UserError
 
 log = logging.getLogger("scdd.serve")
+LONGEST = 300  # characters of a message, which may quote what was sent
 
 
 class ErrorBody(BaseModel):
@@ -86,7 +87,7 @@ def as_api_error(error: BaseException) -> ApiError:
 
 
 def install(app: FastAPI) -> None:
-    """Answer every kind of exception in the same shape."""
+    """Answer every kind of exception in the same shape; bugs are for `Guard`, which sees all of them."""
 
     async def ours(request: Request, error: Exception) -> JSONResponse:
         return as_api_error(error).response()
@@ -106,11 +107,10 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(UserError, ours)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, http)
-    app.add_exception_handler(Exception, ours)
 
 
 def explain(errors: Sequence[Any]) -> tuple[str, str | None]:
-    """(One sentence, the field's name) for the first mistake; what was sent is not repeated."""
+    """(One sentence, the field's name) for the first mistake."""
     first = errors[0]
     if first["type"] == "json_invalid":
         return "The body is not valid JSON.", None
@@ -121,7 +121,7 @@ def explain(errors: Sequence[Any]) -> tuple[str, str | None]:
     last = str(best["loc"][-1])
     inside = len(best["loc"]) > 2 and last.isidentifier() and last not in ("str", "int", "float", "bool")
     param = f"{field}.{last}" if field and inside else field
-    message = str(best["msg"]).removeprefix("Value error, ")
+    message = str(best["msg"]).removeprefix("Value error, ")[:LONGEST]
     return (f"{param}: {message}." if param else f"The body is wrong: {message}."), param
 
 

@@ -8,12 +8,14 @@ from collections.abc import Iterable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from scdd.serve.errors import ApiError
+from scdd.serve.errors import ApiError, as_api_error
 from scdd.serve.metrics import Meters
 
-OPEN = ("/", "/healthz", "/docs", "/openapi.json")
+OPEN = ("/", "/healthz", "/docs", "/openapi.json", "/favicon.ico")
 """Reached without a token: the page and its files hold no secret, and health is for whoever restarts the server."""
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+READS = ("GET", "HEAD", "OPTIONS")
+"""Methods that a link may use: they compute nothing, and no other page can read their answers."""
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -32,7 +34,7 @@ class Guard:
     def __init__(
         self, app: ASGIApp, *, body: int, token: str | None, hosts: Iterable[str] | None, meters: Meters
     ) -> None:
-        """`hosts`: the names that a request's Host may have (None: any)."""
+        """`hosts`: the names that a request's Host may have, and the pages that may send one (None: any)."""
         self.app, self.body, self.meters = app, body, meters
         self.token = token.encode() if token else None
         self.hosts = None if hosts is None else {host.lower() for host in hosts}
@@ -50,6 +52,10 @@ class Guard:
                 await self.app(scope, passage.receive, passage.send)
             else:
                 await refusal.response()(scope, receive, passage.send)
+        except Exception as error:
+            if passage.begun:  # half an answer: all that is left is to hang up
+                raise
+            await as_api_error(error).response()(scope, receive, passage.send)
         finally:
             route = getattr(scope.get("route"), "path", "other")
             self.meters.requests.labels(route, str(passage.status)).inc()
@@ -61,9 +67,10 @@ class Guard:
             host = headers.get(b"host", b"").decode("latin-1").lower()
             name = host if host.endswith("]") else host.rpartition(":")[0] or host
             if name not in self.hosts:  # a web page elsewhere may have pointed its own name at this machine
-                return ApiError(
-                    403, "This server does not answer to that host name.", "permission_error", code="bad_host"
-                )
+                return _forbidden("that host name: use localhost, or start it with a token", "bad_host")
+            origin = headers.get(b"origin", b"").decode("latin-1").lower()
+            if origin and scope["method"] not in READS and origin.partition("://")[2] != host:
+                return _forbidden("pages other than its own: start it with a token", "bad_origin")
         if self.token is not None and not self._is_open(scope["path"]):
             kind, _, given = headers.get(b"authorization", b"").partition(b" ")
             if kind.lower() != b"bearer" or not hmac.compare_digest(given.strip(), self.token):
@@ -81,6 +88,10 @@ class Guard:
         return path in OPEN or path.startswith("/static/")
 
 
+def _forbidden(what: str, code: str) -> ApiError:
+    return ApiError(403, f"This server does not answer to {what}.", "permission_error", code=code)
+
+
 def too_large(most: int) -> ApiError:
     """The body is beyond the limit."""
     return ApiError(413, f"The body is larger than {most} bytes.", code="body_too_large")
@@ -91,7 +102,7 @@ class _Passage:
 
     def __init__(self, receive: Receive, send: Send, most: int) -> None:
         self._receive, self._send, self._most = receive, send, most
-        self._total, self._over, self.status = 0, False, 500
+        self._total, self._over, self.begun, self.status = 0, False, False, 500
 
     async def receive(self) -> Message:
         """The next part of the body, or the client's leaving."""
@@ -109,14 +120,14 @@ class _Passage:
                 await self._refuse()
             return
         if message["type"] == "http.response.start":
-            self.status = message["status"]
+            self.begun, self.status = True, message["status"]
             message = {**message, "headers": [*message["headers"], *_missing(message["headers"])]}
         await self._send(message)
 
     async def _refuse(self) -> None:
         answer = too_large(self._most).response()
-        self.status = answer.status_code
-        headers = [*answer.raw_headers, (b"connection", b"close")]
+        self.begun, self.status = True, answer.status_code
+        headers = [*answer.raw_headers, *_missing(answer.raw_headers), (b"connection", b"close")]
         await self._send({"type": "http.response.start", "status": self.status, "headers": headers})
         await self._send({"type": "http.response.body", "body": answer.body})
 

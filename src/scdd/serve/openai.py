@@ -17,13 +17,12 @@ from fastapi import APIRouter, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 
-from scdd import build_samplers
 from scdd.lm import Sample
-from scdd.serve.completion import Cutter, choice, logprobs
+from scdd.serve.completion import Cutter, choice
 from scdd.serve.errors import ApiError, as_api_error
 from scdd.serve.jobs import Job
 from scdd.serve.openai_shapes import Choice, Completion, CompletionReply, ModelReply, ModelsReply, Usage
-from scdd.serve.service import ClientGone, Service, draw_seed
+from scdd.serve.service import ClientGone, Service, beyond, draw_seed
 from scdd.serve.stream import HEADERS, Watched
 
 
@@ -43,14 +42,14 @@ class Order:
             )
         self.prompts = self._prompts()
         service.check_size(steps=service.steps(body.steps), length=self.room)
-        if self.n * len(self.prompts) > service.limits.texts:
-            message = f"{self.n * len(self.prompts)} texts are asked for, and this server allows {service.limits.texts}."
-            raise ApiError(400, message, param="n", code="limit_exceeded")
+        texts = self.n * len(self.prompts)
+        if texts > service.limits.texts:
+            raise beyond("n", f"asks for {texts} texts in all", service.limits.texts)
         self.seed = draw_seed() if body.seed is None else body.seed
         self.stops = [body.stop] if isinstance(body.stop, str) else list(body.stop or ())
         self.suffix = body.suffix or ""
-        self.after = service.check_text(self.suffix, "suffix")
-        self.before = [service.check_text(prompt, "prompt") for prompt in self.prompts]
+        self.after = len(service.tokens(self.suffix, "suffix"))
+        self.before = [len(service.tokens(prompt, "prompt")) for prompt in self.prompts]
         how = self._how()
         self.jobs = [
             self._job(prompt, tokens, record, how)
@@ -67,8 +66,6 @@ class Order:
             )
         if isinstance(given[0], int):
             given = [given]
-        if len(given) > self.service.limits.texts:
-            raise ApiError(400, "There are too many prompts.", param="prompt", code="limit_exceeded")
         tokenizer = self.service.lm.tokenizer
         if any(not isinstance(p, str) and any(i >= tokenizer.size for i in p) for p in given):
             raise ApiError(
@@ -91,10 +88,7 @@ class Order:
         )
         if not greedy and body.temperature is not None:
             how["temperature"] = max(body.temperature, 0.01)
-        if body.sampler is not None:
-            spec = build_samplers.section(body.sampler) if isinstance(body.sampler, str) else body.sampler
-            lm = self.service.lm
-            how["sampler"] = build_samplers.sampler(spec, lm.quality, lm.tokenizer.eos_id)
+        how["sampler"] = self.service.sampler(body.sampler)
         return {name: value for name, value in how.items() if value is not None}
 
     def _job(self, prompt: str, tokens: int, record: bool, how: dict[str, Any]) -> Job:
@@ -114,19 +108,17 @@ class Order:
 
     def cutter(self, place: int) -> Cutter:
         """What turns the tokens of choice `place` into its text."""
-        which = place // self.n
+        which, tokenizer = place // self.n, self.service.lm.tokenizer
         echo = self.prompts[which] if self.body.echo else ""
-        tokenizer = self.service.lm.tokenizer
-        return Cutter(tokenizer, self.before[which], self.room, self.stops, echo, ends=not self.suffix)
+        run = self.jobs[which].run
+        assert run is not None
+        row, start = run.starts[place % self.n], self.before[which]
+        return Cutter(tokenizer, row, start, self.room, self.stops, echo, ends=not self.suffix)
 
     def choices(self, samples: Sequence[Sample]) -> list[Choice]:
-        """One for each text, as long as its prompt's share."""
-        found = []
-        for place, sample in enumerate(samples):
-            cutter = self.cutter(place)
-            logs = logprobs(cutter, sample) if self.body.logprobs is not None else None
-            found.append(choice(place, cutter, sample, logs))
-        return found
+        """One for each text, in the order of the prompts."""
+        logs = self.body.logprobs is not None
+        return [choice(place, self.cutter(place), sample, logs) for place, sample in enumerate(samples)]
 
     def usage(self, samples: Sequence[Sample]) -> Usage:
         """Tokens read and written."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel
+
+from scdd.lm import Correction, Sample
 
 
 class SampleReply(BaseModel):
@@ -113,14 +116,27 @@ class Settings(BaseModel):
     """What the playground needs to know: the model, the limits, defaults, and the recipe's schema of the choices."""
 
     model: str
+    parameters: int
     process: dict[str, Any]
     context: int
     room: int
+    length: int
+    """Tokens of a text when nobody says how many."""
     limits: dict[str, float]
     sampling: dict[str, Any]
     refusals: dict[str, str]
     """Why some samplers do not fit this model."""
     recipe_schema: dict[str, Any]
+
+
+def of_samples(samples: Sequence[Sample]) -> dict[str, Any]:
+    """What a generation or an infilling is answered."""
+    return {"samples": [sample.json() for sample in samples]}
+
+
+def of_correction(found: Correction) -> dict[str, Any]:
+    """What a correction is answered."""
+    return {**found.json(), "doubts": [token.json() for token in found.doubts]}
 
 
 def finite(value: float) -> float | None:

@@ -77,7 +77,7 @@ class Generate(How):
     suffix: Text = ""
     """What the text ends with."""
     length: Count | None = None
-    """Tokens in all; left out: what the context holds."""
+    """Tokens in all; left out: as the model's recipe has it, or what the context holds."""
     num: Count = 1
     """How many texts."""
     stop: Flag | None = None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import signal
+import socket
 import threading
-from types import FrameType
-from typing import Any
+from collections.abc import Callable
 
 import uvicorn
 from fastapi import FastAPI
@@ -16,17 +17,24 @@ GRACE = 5.0  # seconds beyond the time limit of a request
 
 
 class Server(uvicorn.Server):
-    """Says on /healthz that it is going down."""
+    """Says where it listens, in place of uvicorn's own account of its start."""
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal drains, a second interrupt stops at once."""
-        app: Any = self.config.app
-        app.state.service.draining = True
-        super().handle_exit(sig, frame)
+    def __init__(self, config: uvicorn.Config, ready: Callable[[str], None] | None = None) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Bind, then say so."""
+        await super().startup(sockets)
+        if self.started and self._ready is not None:
+            host, port = self.servers[0].sockets[0].getsockname()[:2]
+            self._ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
 
 
-def server(app: FastAPI, host: str, port: int, log_level: str = "info") -> Server:
-    """A server that is ready to run."""
+def server(
+    app: FastAPI, host: str, port: int, log_level: str = "info", ready: Callable[[str], None] | None = None
+) -> Server:
+    """A server that can be run; `ready` is told its address when it listens."""
     seconds = app.state.service.limits.seconds
     config = uvicorn.Config(
         app,
@@ -38,17 +46,19 @@ def server(app: FastAPI, host: str, port: int, log_level: str = "info") -> Serve
         server_header=False,
         backlog=256,
     )
-    return Server(config)
+    if log_level == "info":
+        logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    return Server(config, ready)
 
 
-def run(app: FastAPI, host: str, port: int, log_level: str = "info") -> None:
+def run(app: FastAPI, host: str, port: int, log_level: str, ready: Callable[[str], None]) -> None:
     """Serve until a signal comes; the app was made with `lent=True`.
 
     This thread, the process's first, computes, and another one talks: OpenMP's threads wait actively, which small products
     need, only while there are no more of them than cores, and the first thread counts whether it computes or not (a step of
     a nano model on two cores: 9 ms here, 13 ms in another thread).
     """
-    made, scheduler = server(app, host, port, log_level), app.state.service.scheduler
+    made, scheduler = server(app, host, port, log_level, ready), app.state.service.scheduler
 
     def talk() -> None:
         try:
@@ -59,13 +69,17 @@ def run(app: FastAPI, host: str, port: int, log_level: str = "info") -> None:
             scheduler.close(wait=0.0)
 
     app.state.service.warm_up()
-    for sign in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(sign, made.handle_exit)
+    before = {sign: signal.signal(sign, made.handle_exit) for sign in (signal.SIGTERM, signal.SIGINT)}
     thread = threading.Thread(target=talk, name="scdd-http", daemon=True)
     thread.start()
-    scheduler.work()
-    thread.join()
+    try:
+        scheduler.work()
+        thread.join()
+    finally:
+        for sign, handler in before.items():
+            signal.signal(sign, handler)
     if not made.started:
         raise UserError(
-            f"--port {port} on {host} cannot be bound: another program may have it; choose another."
+            f"--port {port} on --host {host} cannot be bound: another program may have it, or the address is not this "
+            "machine's; choose another."
         )

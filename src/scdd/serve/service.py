@@ -8,8 +8,10 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import asdict, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +22,14 @@ from scdd import build, build_samplers, recipe
 from scdd.core.errors import UserError
 from scdd.lm import LM, Run, Sample
 from scdd.lm.rows import SPAN
+from scdd.samplers import Sampler
 from scdd.serve import requests as ask
 from scdd.serve.errors import ApiError, late
-from scdd.serve.jobs import Abandoned, Job, Scheduler
+from scdd.serve.jobs import Abandoned, Job, cost
 from scdd.serve.limits import Limits
 from scdd.serve.metrics import Meters
+from scdd.serve.replies import Settings
+from scdd.serve.scheduler import Scheduler
 from scdd.serve.sharing import Sharing
 
 VIEWS = 16  # reverse processes that are kept ready
@@ -44,13 +49,22 @@ class Service:
         self.lm, self.limits, self.name = lm, limits, name or model_id(lm.name)
         self.meters = Meters()
         self.scheduler = Scheduler(limits, self.meters, Sharing(lm, limits.together), threads, lent)
-        self.draining = False
         self._views: OrderedDict[str, LM] = OrderedDict()
         self._lock = threading.Lock()
 
     def warm_up(self) -> None:
-        """A short text, before anybody waits for one: kernels are chosen, and threads belong to whoever calls this."""
-        self.lm.generate(steps=2, length=min(self.lm.engine.room, self.limits.length))
+        """The usual text in a few steps, before anybody waits for one: kernels are chosen and, on a GPU, compiled for the
+        shape that requests will have, threads belong to whoever calls this, and the scheduler learns how long it takes."""
+        steps, length = 4, self.usual_length
+        for _ in range(2):  # the first one is slower
+            start = time.monotonic()
+            self.lm.generate(steps=steps, length=length, together=self.limits.together)
+        self.scheduler.learn(cost(length, steps), time.monotonic() - start)
+
+    @property
+    def usual_length(self) -> int:
+        """Tokens of a text when nobody says how many."""
+        return min(self.lm.usual_length, self.limits.length)
 
     # -- understanding ------------------------------------------------------------------------------------------------
 
@@ -85,8 +99,8 @@ class Service:
             made = build.PROCESSES[process](lm.tokenizer.vocab, lm.process.schedule)
         else:
             made = build.process(process, lm.tokenizer.vocab)
-        view = LM(lm.network, made, lm.tokenizer, lm.context, lm.sampling, lm.quality, lm.name)
-        view._graphed = lm._graphed
+        view = copy(lm)
+        view.process = made
         return view
 
     def check_size(self, *, texts: int = 1, steps: int | None = None, length: int | None = None) -> None:
@@ -97,30 +111,29 @@ class Service:
             ("length", length, self.limits.length),
         ):
             if value is not None and value > most:
-                raise ApiError(
-                    400,
-                    f"{name} is {value}, and this server allows {most}.",
-                    param=name,
-                    code="limit_exceeded",
-                )
+                raise beyond(name, f"is {value}", most)
 
-    def check_text(self, text: str, name: str = "text") -> int:
-        """The number of its tokens, refused if there are too many."""
-        tokens = len(self.lm.tokenizer.encode(text)) if text else 0
-        if tokens > self.limits.length:
-            raise ApiError(
-                400, f"{name} has {tokens} tokens, and this server allows {self.limits.length}.", param=name, code="limit_exceeded",
-            )  # fmt: skip
-        return tokens
+    def tokens(self, text: str, name: str = "text") -> list[int]:
+        """A text's tokens, refused if there are too many."""
+        found = self.lm.tokenizer.encode(text) if text else []
+        if len(found) > self.limits.length:
+            raise beyond(name, f"has {len(found)} tokens", self.limits.length)
+        return found
 
-    def wishes(self, body: ask.How, lm: LM) -> dict[str, Any]:
+    def sampler(self, wanted: str | recipe.Sampler | None) -> Sampler | None:
+        """The sampler that a request names or spells out."""
+        if wanted is None:
+            return None
+        spec = build_samplers.section(wanted) if isinstance(wanted, str) else wanted
+        rounds = getattr(spec, "corrections", 0)
+        if rounds > self.limits.steps:
+            raise beyond("sampler.corrections", f"is {rounds}", self.limits.steps)
+        return build_samplers.sampler(spec, self.lm.quality, self.lm.tokenizer.eos_id)
+
+    def wishes(self, body: ask.How) -> dict[str, Any]:
         """Keyword arguments for `LM.start`."""
-        how = body.wishes()
-        if body.sampler is not None:
-            spec = build_samplers.section(body.sampler) if isinstance(body.sampler, str) else body.sampler
-            how["sampler"] = build_samplers.sampler(spec, lm.quality, lm.tokenizer.eos_id)
-        how["seed"] = draw_seed() if body.seed is None else body.seed
-        return how
+        seed = draw_seed() if body.seed is None else body.seed
+        return {**body.wishes(), "sampler": self.sampler(body.sampler), "seed": seed}
 
     # -- jobs ---------------------------------------------------------------------------------------------------------
 
@@ -128,10 +141,11 @@ class Service:
         """Texts from masks."""
         self.check_model(body.model)
         lm = self.view(body.process)
-        length = min(lm.usual_length, self.limits.length) if body.length is None else body.length
+        length = self.usual_length if body.length is None else body.length
         self.check_size(texts=body.num, steps=self.steps(body.steps), length=length)
-        self.check_text(body.prompt, "prompt"), self.check_text(body.suffix, "suffix")
-        how = self.wishes(body, lm)
+        for name, text in (("prompt", body.prompt), ("suffix", body.suffix)):
+            self.tokens(text, name)
+        how = self.wishes(body)
         if body.stop is not None:
             how["stop"] = body.stop
         run = lm.start(body.num, length=length, prompt=body.prompt, suffix=body.suffix, record=record, **how)
@@ -142,15 +156,12 @@ class Service:
         self.check_model(body.model)
         lm = self.view(body.process)
         self.check_size(texts=body.num, steps=self.steps(body.steps))
-        self.check_text(SPAN.sub("", body.text))
-        for span in SPAN.finditer(body.text):
-            if len(span[1] or "") > 9:
-                raise ApiError(
-                    400, "text asks for a hole that is too long.", param="text", code="limit_exceeded"
-                )
-        holes = sum(int(span[1] or 1) for span in SPAN.finditer(body.text))
-        self.check_size(length=holes)
-        run = lm.start_infill(body.text, body.num, blocks=True, record=record, **self.wishes(body, lm))
+        self.tokens(SPAN.sub("", body.text))
+        sizes = [span[1] or "1" for span in SPAN.finditer(body.text)]
+        if max(map(len, sizes), default=0) > 9:
+            raise beyond("text", "asks for a hole of a billion tokens", self.limits.length)
+        self.check_size(length=sum(map(int, sizes)))
+        run = lm.start_infill(body.text, body.num, blocks=True, record=record, **self.wishes(body))
         self.check_size(length=max(map(len, run.starts)))
         return self.ready(run)
 
@@ -159,14 +170,15 @@ class Service:
         self.check_model(body.model)
         lm = self.view(body.process)
         self.check_size(steps=body.steps)
-        self.check_text(body.text)
+        tokens = self.tokens(body.text)
         freeze: list[str | tuple[int, int]] = [
             item if isinstance(item, str) else (item[0], item[1]) for item in body.freeze
         ]
         seed = draw_seed() if body.seed is None else body.seed
         shared: dict[str, Any] = {"strength": body.strength, "freeze": freeze, "seed": seed, "blocks": True}
         if body.mode == "pass":
-            return Job(work=lambda: lm.correct(body.text, mode="pass", threshold=body.threshold, **shared))
+            work = partial(lm.correct, body.text, mode="pass", threshold=body.threshold, **shared)
+            return Job(work=work, cost=cost(len(tokens)))
         run, finish = lm.start_correct(
             body.text, steps=body.steps, final=body.final, top_p=body.top_p, record=record, **shared
         )
@@ -176,15 +188,17 @@ class Service:
         """A text to judge."""
         self.check_model(body.model)
         lm = self.view(body.process)
-        self.check_text(body.text)
-        return Job(work=lambda: lm.score(body.text, strength=body.strength, blocks=True))
+        tokens = self.tokens(body.text)
+        return Job(
+            work=partial(lm.score, body.text, strength=body.strength, blocks=True), cost=cost(len(tokens))
+        )
 
-    def ready(self, run: Run, finish: Any = None) -> Job:
+    def ready(self, run: Run, finish: Callable[[tuple[Sample, ...]], Any] = lambda samples: samples) -> Job:
         """A job of a run whose sampler fits its process; otherwise the worker would find out."""
         run.settings.sampler.check(run.engine.process)
         if run.settings.tolerance is not None and run.settings.sampler.name != "ancestral":
             raise UserError("tolerance works with the sampler ancestral only: leave one of them out.")
-        return Job(run=run) if finish is None else Job(run=run, finish=finish)
+        return Job(run=run, finish=finish)
 
     def steps(self, wanted: int | None) -> int:
         """The steps that a request will take."""
@@ -224,25 +238,33 @@ class Service:
 
     # -- facts --------------------------------------------------------------------------------------------------------
 
-    def settings(self) -> dict[str, Any]:
-        """What the playground needs to know."""
-        whole = recipe.schema()
-        chosen = {"$defs": whole["$defs"], **{k: whole["properties"][k] for k in ("sampling", "process")}}
-        own = self.lm.process
-        return {
-            "model": self.name,
-            "process": {"kind": self.lm.engine.name(), "schedule": repr(own.schedule) if own is not None else ""},
-            "context": self.lm.context,
-            "room": self.lm.engine.room,
-            "limits": {k: v for k, v in asdict(self.limits).items() if k in ("length", "steps", "texts", "seconds", "body")},
-            "sampling": asdict(self.lm.sampling),
-            "refusals": self._refusals(),
-            "recipe_schema": chosen,
-        }  # fmt: skip
+    @property
+    def parameters(self) -> int:
+        """Of the network."""
+        return sum(parameter.numel() for parameter in self.lm.network.parameters())
 
-    def _refusals(self) -> dict[str, str]:
-        found = {name: self._refusal(name) for name in build_samplers.SECTIONS}
-        return {name: why for name, why in found.items() if why is not None}
+    @cached_property
+    def settings(self) -> Settings:
+        """What the playground needs to know."""
+        whole, own = recipe.schema(), self.lm.process
+        refusals = {name: self._refusal(name) for name in build_samplers.SECTIONS}
+        return Settings(
+            model=self.name,
+            parameters=self.parameters,
+            process={"kind": self.lm.engine.name(), "schedule": "" if own is None else repr(own.schedule)},
+            context=self.lm.context,
+            room=self.lm.engine.room,
+            length=self.usual_length,
+            limits={
+                name: getattr(self.limits, name) for name in ("length", "steps", "texts", "seconds", "body")
+            },
+            sampling=asdict(self.lm.sampling),
+            refusals={name: why for name, why in refusals.items() if why is not None},
+            recipe_schema={
+                "$defs": whole["$defs"],
+                **{k: whole["properties"][k] for k in ("sampling", "process")},
+            },
+        )
 
     def _refusal(self, sampler: str) -> str | None:
         spec = build_samplers.section(sampler)
@@ -269,12 +291,13 @@ def model_id(name: str) -> str:
     last = Path(name).name if "/" in name or "\\" in name else name
     if last == "the bundled model":
         return "scdd"
-    return re.sub(r"[^A-Za-z0-9._+-]+", "-", last).strip("-") or "scdd"
+    return re.sub(r"[^A-Za-z0-9._+-]+", "-", last).strip("-.") or "scdd"
 
 
-def as_json(samples: Sequence[Sample]) -> list[dict[str, Any]]:
-    """Samples as plain data."""
-    return [sample.json() for sample in samples]
+def beyond(name: str, found: str, most: int) -> ApiError:
+    """Something is beyond a limit."""
+    message = f"{name} {found}, and this server allows {most}."
+    return ApiError(400, message, param=name, code="limit_exceeded")
 
 
 def shaped(limits: Limits, lm: LM, *, batch: int | None, workers: int | None, together: int | None) -> Limits:

@@ -13,7 +13,6 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import StreamingResponse
 
-from scdd.lm import Correction, Sample
 from scdd.serve.errors import as_api_error, late
 from scdd.serve.jobs import Job, Seen
 from scdd.serve.service import ClientGone, Service, gone
@@ -35,12 +34,9 @@ class Watched:
         self.service, self.job, self.request = service, job, request
         self._loop = asyncio.get_running_loop()
         self._news: asyncio.Queue[Seen | None] = asyncio.Queue()
-        job.watch = self._arrived
+        job.watch = self._tell
         job.future.add_done_callback(lambda _: self._tell(None))
         service.scheduler.submit([job])
-
-    def _arrived(self, seen: Seen) -> None:
-        self._tell(seen)
 
     def _tell(self, news: Seen | None) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended, and with it whoever listened
@@ -49,25 +45,24 @@ class Watched:
     async def steps(self) -> AsyncIterator[Seen | None]:
         """Steps until the job is done; None after some seconds without one. Raises when time runs out."""
         left = asyncio.ensure_future(gone(self.request))
+        left.add_done_callback(lambda _: self._news.put_nowait(None))
         end = self.job.arrived + self.service.limits.seconds
         try:
             while True:
-                news = asyncio.ensure_future(self._news.get())
-                pause = min(ALIVE, end - time.monotonic())
-                await asyncio.wait({news, left}, timeout=max(0.0, pause), return_when=asyncio.FIRST_COMPLETED)
-                if left.done():
-                    news.cancel()
-                    raise ClientGone
-                if news.done():
-                    seen = news.result()
-                    if seen is None:
-                        return
-                    yield seen
+                # what is ready is sent, however long that takes
+                rest = math.inf if self.job.future.done() else max(0.0, end - time.monotonic())
+                try:
+                    seen = await asyncio.wait_for(self._news.get(), min(ALIVE, rest))
+                except asyncio.TimeoutError:
+                    if rest <= ALIVE:
+                        raise late(self.service.limits.seconds) from None
+                    yield None
                     continue
-                news.cancel()
-                if time.monotonic() >= end:
-                    raise late(self.service.limits.seconds)
-                yield None
+                if left.done():
+                    raise ClientGone
+                if seen is None:
+                    return
+                yield seen
         finally:
             left.cancel()
 
@@ -133,13 +128,3 @@ def frame(service: Service, seen: Seen) -> dict[str, Any]:
         "nfe": seen.nfe,
         "counts": dict(zip(("unmasked", "corrected", "remasked"), seen.counts, strict=True)),
     }
-
-
-def facts_of_samples(samples: tuple[Sample, ...]) -> dict[str, Any]:
-    """The `result` of a generation or an infilling."""
-    return {"samples": [sample.json() for sample in samples]}
-
-
-def facts_of_correction(found: Correction) -> dict[str, Any]:
-    """The `result` of a correction."""
-    return {**found.json(), "doubts": [token.json() for token in found.doubts]}

@@ -24,8 +24,14 @@ def check_path(path: Path) -> None:
         )
 
 
-def write(path: Path, samples: Sequence[Sample | Correction], tokenizer: TextTokenizer, title: str) -> None:
-    """Write recorded samples in the format that the name asks for."""
+def write(
+    path: Path,
+    samples: Sequence[Sample | Correction],
+    tokenizer: TextTokenizer,
+    title: str,
+    labels: Sequence[str] = (),
+) -> None:
+    """Write recorded samples in the format that the name asks for; a page calls them by `labels`."""
     check_path(path)
     if path.suffix.lower() == ".gif":
         from scdd.trace.gif import write_gif
@@ -34,4 +40,4 @@ def write(path: Path, samples: Sequence[Sample | Correction], tokenizer: TextTok
     else:
         from scdd.trace.page import page
 
-        path.write_text(page(samples, tokenizer, title), encoding="utf-8")
+        path.write_text(page(samples, tokenizer, title, labels), encoding="utf-8")

@@ -13,15 +13,22 @@ from scdd.lm.results import Correction, Sample, Trajectory
 MARK = "/*DATA*/null"
 
 
-def page(samples: Sequence[Sample | Correction], tokenizer: TextTokenizer, title: str) -> str:
-    """The page for samples that were recorded."""
-    recorded = [(sample, sample.trajectory) for sample in samples if sample.trajectory is not None]
-    ids = sorted({i for _, way in recorded for i in [*way.start.tolist(), *way.tokens.flatten().tolist()]})
+def page(
+    samples: Sequence[Sample | Correction], tokenizer: TextTokenizer, title: str, labels: Sequence[str] = ()
+) -> str:
+    """The page for samples that were recorded; unless `labels` names them, they go by their numbers."""
+    names = labels or [f"sample {getattr(sample, 'index', 0)}" for sample in samples]
+    recorded = [
+        (name, sample, sample.trajectory)
+        for name, sample in zip(names, samples, strict=True)
+        if sample.trajectory is not None
+    ]
+    ids = sorted({i for *_, way in recorded for i in [*way.start.tolist(), *way.tokens.flatten().tolist()]})
     data = {
         "title": title,
         "mask": tokenizer.mask_id,
         "tokens": {i: tokenizer.token(i) for i in ids},
-        "samples": [{**_facts(sample), **_frames(way)} for sample, way in recorded],
+        "samples": [{"label": name, **_facts(sample), **_frames(way)} for name, sample, way in recorded],
     }
     # "</" inside a script element would end it
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("</", "<\\/")

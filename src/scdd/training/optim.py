@@ -6,7 +6,7 @@ Nothing here waits for the device.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -93,18 +93,15 @@ class Optimiser:
 
     def _slots(self, ema: EMA | None) -> Slots:
         """AdamW's tensors, this rank's part of them."""
-        used = [(name, p, p.grad) for name, p in self._outer() if p.grad is not None]
+        used = {name: self.parameters[name] for name in self.outer if self.parameters[name].grad is not None}
         groups: tuple[list[Tensor], ...] = (
-            [p for _, p, _ in used],
-            [gradient for _, _, gradient in used if gradient is not None],
-            [self.first[name] for name, _, _ in used],
-            [self.second[name] for name, _, _ in used],
-            [] if ema is None else [ema.shadow[name] for name, _, _ in used],
+            list(used.values()),
+            [p.grad for p in used.values() if p.grad is not None],
+            [self.first[name] for name in used],
+            [self.second[name] for name in used],
+            [] if ema is None else [ema.shadow[name] for name in used],
         )
         return Slots(*map(local, groups))
-
-    def _outer(self) -> Iterator[tuple[str, nn.Parameter]]:
-        return ((name, self.parameters[name]) for name in self.outer)
 
     def state(self) -> dict[str, Tensor]:
         """The moments of every parameter; the tensors are the live ones."""

@@ -1,8 +1,5 @@
 // The server's API: JSON calls, and the stream of steps.
-export const store = {
-  get(key, where = sessionStorage) { try { return where.getItem(key); } catch { return null; } },
-  set(key, value, where = sessionStorage) { try { where.setItem(key, value); } catch { /* private mode: forget it */ } },
-};
+import { store } from "./page.js";
 
 export class ApiError extends Error {
   constructor(status, message) { super(message); this.status = status; }
@@ -13,7 +10,15 @@ function headers() {
   return { "Content-Type": "application/json", ...(token ? { Authorization: `Bearer ${token}` } : {}) };
 }
 
-async function checked(response) {
+async function answered(path, body, signal) {
+  const sent = body === undefined ? {} : { method: "POST", body: JSON.stringify(body) };
+  let response;
+  try {
+    response = await fetch(path, { headers: headers(), signal, ...sent });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError(0, "The server cannot be reached: is it still running?");
+  }
   if (response.ok) return response;
   let message = `The server answered ${response.status}.`;
   try { message = (await response.json()).error.message; } catch { /* keep the plain one */ }
@@ -21,23 +26,25 @@ async function checked(response) {
 }
 
 export async function call(path, body, signal) {
-  const options = body === undefined ? { headers: headers(), signal } : { method: "POST", headers: headers(), body: JSON.stringify(body), signal };
-  return (await checked(await fetch(path, options))).json();
+  return (await answered(path, body, signal)).json();
 }
 
-export async function* stream(path, body, signal) {  // yields [event, data]
-  const response = await checked(await fetch(path, { method: "POST", headers: headers(), body: JSON.stringify(body), signal }));
+export async function* stream(path, body, signal) {  // yields [event, data]; throws if it ends before `done`
+  const response = await answered(path, body, signal);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
     const { done, value } = await reader.read();
-    if (done) return;
+    if (done) throw new ApiError(0, "The server broke off: is it still running?");
     rest += value;
     for (let end = rest.indexOf("\n\n"); end >= 0; end = rest.indexOf("\n\n")) {
       const lines = rest.slice(0, end).split("\n");
       rest = rest.slice(end + 2);
-      const kind = lines.find(line => line.startsWith("event: ")), data = lines.find(line => line.startsWith("data: "));
-      if (kind && data) yield [kind.slice(7), JSON.parse(data.slice(6))];
+      const kind = lines.find(line => line.startsWith("event: "))?.slice(7);
+      const data = lines.find(line => line.startsWith("data: "))?.slice(6);
+      if (kind === "done") return;
+      if (kind === "error") throw new ApiError(500, JSON.parse(data).error.message);
+      if (kind) yield [kind, JSON.parse(data)];  // the others are comments, which keep the connection open
     }
   }
 }

@@ -1,0 +1,78 @@
+"""How long things take decides how many share a batch, and who is let in."""
+
+from __future__ import annotations
+
+import pytest
+
+from scdd.lm import LM
+
+pytest.importorskip("fastapi", reason="needs fastapi: pip install 'scdd[serve]'")
+
+from scdd.serve.errors import ApiError
+from scdd.serve.jobs import Job, cost
+from scdd.serve.limits import Limits
+from scdd.serve.requests import Generate
+from scdd.serve.service import Service
+
+COST = cost(30, 4)  # of the texts below
+
+
+def jobs(service: Service, count: int) -> list[Job]:
+    return [service.generate(Generate(length=30, steps=4, seed=seed)) for seed in range(count)]
+
+
+def service(lm: LM, seconds_a_text: float) -> Service:
+    """One that nobody works for yet, and that takes so long."""
+    made = Service(lm, Limits(seconds=10.0, batch=16), threads=1, lent=True)
+    made.scheduler.learn(COST, seconds_a_text)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("seconds", "waited", "batches"),
+    [(0.01, 0.0, [6]), (1.0, 0.0, [4, 2]), (1.0, 6.0, [1, 1, 1, 1, 1, 1]), (3.0, 0.0, [1, 1, 1, 1, 1, 1])],
+)
+def test_a_batch_is_no_larger_than_its_first_job_can_wait_for(
+    lm: LM, seconds: float, waited: float, batches: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four tenths of the limit of ten seconds, or what is left of eight."""
+    made, seen = service(lm, seconds), []
+    monkeypatch.setattr(made.scheduler, "learn", lambda cost, _: seen.append(round(cost / COST)))
+    waiting = jobs(made, 6)
+    for job in waiting:
+        job.arrived -= waited
+    made.scheduler.submit(waiting)
+    made.scheduler.close()
+    made.scheduler.work()
+    assert seen == batches
+    assert [job.future.result()[0].seed for job in waiting] == list(range(6))
+
+
+def test_who_could_not_be_answered_in_time_is_told_at_once(lm: LM) -> None:
+    """Two seconds a text and ten for an answer: four can wait, with something to spare."""
+    made = service(lm, 2.0)
+    for job in jobs(made, 4):
+        made.scheduler.submit([job])
+    with pytest.raises(ApiError) as caught:
+        made.scheduler.submit(jobs(made, 1))
+    assert caught.value.status == 429
+    assert caught.value.headers == {"Retry-After": "4"}
+    assert made.scheduler.waiting() == 4
+
+
+def test_what_is_too_long_for_the_limit_alone_is_let_in(lm: LM) -> None:
+    """It will be told so by a 504, and not to come back."""
+    made = service(lm, 60.0)
+    made.scheduler.submit(jobs(made, 1))
+    assert made.scheduler.waiting() == 1
+
+
+def test_the_pace_follows_what_is_carried_out(lm: LM) -> None:
+    made = service(lm, 1.0)
+    made.scheduler.submit(jobs(made, 1))
+    with pytest.raises(ApiError):
+        made.scheduler.submit(jobs(made, 8))
+    for _ in range(30):
+        made.scheduler.learn(COST, 0.001)
+    made.scheduler.submit(jobs(made, 8))
+    assert made.scheduler.waiting() == 9
