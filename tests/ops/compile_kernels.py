@@ -11,7 +11,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from scdd.ops.triton import elbo, head, redraw, update
+from scdd.ops.triton import elbo, head, norm, redraw, update
 
 HOPPER = GPUTarget("cuda", 90, 32)
 
@@ -64,6 +64,18 @@ def main() -> None:
     for shadow, aligned in itertools.product((False, True), repeat=2):
         constants = {"HAS_SHADOW": shadow, "ALIGNED": aligned, "BLOCK": update.BLOCK}
         build(update._update, {**tables, **numbers, "tensors": "i32"}, constants, update.WARPS)
+    sides = ("x_", "delta_", "total_", "normal_", "d_total_", "d_normal_", "d_x_")
+    affine = ("scale_", "shift_", "d_scale_", "d_shift_")
+    for dtype in ("*bf16", "*fp32"):
+        types = {
+            **dict.fromkeys(sides, dtype),
+            **dict.fromkeys(affine, "*fp32"),
+            "group": "i32",
+            "shares": "i32",
+        }
+        for kernel, more in ((norm._rows_forward, {}), (norm._rows_backward, {"EACH": 16})):
+            known = {k: v for k, v in types.items() if k in kernel.arg_names}
+            build(kernel, known, {"WIDTH": 768, "BLOCK": 1024, **more}, norm.WARPS)
 
 
 if __name__ == "__main__":

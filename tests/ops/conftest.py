@@ -15,3 +15,4 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
         return
     for name in ("elbo", "head", "redraw", "update"):
         monkeypatch.setattr(import_module(f"scdd.ops.triton.{name}"), "BLOCK", 128)
+    monkeypatch.setattr(import_module("scdd.ops.triton.norm"), "SHARES", 6)

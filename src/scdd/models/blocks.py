@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from scdd.models.attention import LayerCache, attend
 from scdd.models.rotary import rotate
+from scdd.ops.norm import add_norm
 
 FREQUENCIES = 256  # cosine and sine features of the time
 MAX_PERIOD = 10_000.0
@@ -72,7 +73,7 @@ def parts_of(rows: Tensor, count: int) -> tuple[Tensor, ...]:
 
 
 class Norm(nn.Module):
-    """Layer norm with a weight and no bias, then x · (1 + scale) + shift; statistics and affine part in float32.
+    """Add to the stream, then layer norm with a weight and no bias, then · (1 + scale) + shift, in float32 inside.
 
     The weight is folded into (1 + scale) first, so that one product per activation remains, and one sum over tokens
     in the backward pass serves both.
@@ -86,10 +87,9 @@ class Norm(nn.Module):
         """Weight one."""
         nn.init.ones_(self.weight)
 
-    def forward(self, x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-        """x [B, L, D]; shift and scale [R, 1, D] float32; in x's dtype again."""
-        normal = F.layer_norm(x.float(), x.shape[-1:])
-        return (normal * (self.weight.float() * (1 + scale)) + shift).to(x.dtype)
+    def forward(self, x: Tensor, delta: Tensor | None, shift: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        """(x + delta, its norm) of x [B, L, D]; shift and scale [R, 1, D] float32; in x's dtype again."""
+        return add_norm(x, delta, self.weight.float() * (1 + scale), shift)
 
 
 class TimeEmbedding(nn.Module):
@@ -126,7 +126,8 @@ class Block(nn.Module):
 
     The residual stream x keeps the compute dtype (bfloat16 under autocast): float32 there would double what every
     norm and sum reads and writes, forward and backward, and what is saved for the backward pass. Sums and statistics
-    are float32 inside each kernel.
+    are float32 inside each kernel. What a layer adds to the stream is added by the norm that follows (`delta`), in the
+    same pass over memory.
     """
 
     def __init__(self, width: int, heads: int, cond_width: int, causal: bool) -> None:
@@ -152,17 +153,19 @@ class Block(nn.Module):
     def forward(
         self,
         x: Tensor,
+        delta: Tensor | None,
         c: Tensor,
         rotary: tuple[Tensor, Tensor],
         mask: Tensor | None = None,
         cache: LayerCache | None = None,
-    ) -> Tensor:
-        """x [B, L, D], c [R, C] with R = 1 or B, rotary tables [L, Dh/2] → [B, L, D]."""
+    ) -> tuple[Tensor, Tensor]:
+        """Stream x and what is to be added to it, both [B, L, D], c [R, C] with R = 1 or B, rotary tables [L, Dh/2]."""
         shift1, scale1, gate1, shift2, scale2, gate2 = parts_of(self.modulation.exact(c), 6)
-        mixed = self._attention(self.norm1(x, shift1, scale1), rotary, mask, cache)
-        x = x + self.out.gated(mixed, gate1)
-        hidden = F.gelu(self.mlp_in(self.norm2(x, shift2, scale2)), approximate="tanh")
-        return x + self.mlp_out.gated(hidden, gate2)
+        x, normal = self.norm1(x, delta, shift1, scale1)
+        mixed = self._attention(normal, rotary, mask, cache)
+        x, normal = self.norm2(x, self.out.gated(mixed, gate1), shift2, scale2)
+        hidden = F.gelu(self.mlp_in(normal), approximate="tanh")
+        return x, self.mlp_out.gated(hidden, gate2)
 
     def _attention(
         self, x: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor | None, cache: LayerCache | None

@@ -143,10 +143,11 @@ class DiT(nn.Module):
         rotary = self.rotary(start, start + z_t.shape[1])
         mask = None if documents is None else document_mask(documents, self.config.causal)
         x = F.embedding(z_t, self.embedding.weight).to(self._compute_dtype())
+        delta = None
         for i, block in enumerate(self.blocks):
-            x = block(x, c, rotary, mask, None if cache is None else cache.layers[i])
+            x, delta = block(x, delta, c, rotary, mask, None if cache is None else cache.layers[i])
         shift, scale = parts_of(self.modulation.exact(c), 2)
-        states: Tensor = self.norm(x, shift, scale)
+        states: Tensor = self.norm(x, delta, shift, scale)[1]
         return states
 
     def prepare(self, length: int) -> None:

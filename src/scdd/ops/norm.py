@@ -1,0 +1,33 @@
+"""The seam between two layers of the network: add a layer's output to the stream, normalise, scale and shift."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from scdd.core import UserError
+from scdd.ops.impl import IMPLS
+from scdd.ops.reference import norm as reference
+
+HAS_TRITON = find_spec("triton") is not None  # known before a compiler traces this
+
+
+def add_norm(
+    x: Tensor, delta: Tensor | None, scale: Tensor, shift: Tensor, impl: str = "auto"
+) -> tuple[Tensor, Tensor]:
+    """(x + delta, scale · LayerNorm(x + delta) + shift), both in x's dtype.
+
+    x and delta [B, L, D]; scale and shift [R, 1, D] float32 with R = 1 or B; no delta adds nothing. On a GPU, while
+    gradients are wanted, one kernel does the backward pass: the compiler's own reads everything twice, once along rows
+    for the input's gradient and once along columns for scale's and shift's.
+    """
+    if impl not in IMPLS:
+        raise UserError(f"impl is {impl!r}: choose one of {', '.join(IMPLS)}.")
+    pays = impl == "auto" and HAS_TRITON and x.is_cuda and torch.is_grad_enabled()
+    if delta is not None and (impl == "triton" or pays):
+        from scdd.ops.triton.norm import add_norm as fused
+
+        return fused(x, delta, scale, shift)
+    return reference.add_norm(x, delta, scale, shift)

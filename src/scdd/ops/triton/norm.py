@@ -1,0 +1,131 @@
+"""Residual sum and adaptive layer norm: rows stay in registers, forward and backward, and each is read once.
+
+Backward, a program walks through some rows, adds up its share of scale's and shift's gradients on the way, and the
+shares are summed afterwards, always in the same order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+EPSILON = tl.constexpr(1e-5)  # F.layer_norm's
+WARPS = 1  # a row's sums then stay within one warp
+SHARES = 2112  # programs of the backward pass, over all groups: 16 for each multiprocessor of an H200
+
+
+def add_norm(x: Tensor, delta: Tensor, scale: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+    """See `ops.norm.add_norm`."""
+    return torch.ops.scdd.add_norm(x, delta, scale, shift)
+
+
+def _traceable(kernel: Any) -> Any:
+    """The compiler sees through it and launches the kernel itself; the interpreter's kernels are no such kernels."""
+    return torch.library.wrap_triton(kernel) if isinstance(kernel, triton.runtime.JITFunction) else kernel
+
+
+@torch.library.triton_op("scdd::add_norm", mutates_args=())
+def _forward(x: Tensor, delta: Tensor, scale: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+    x, delta, scale, shift = x.contiguous(), delta.contiguous(), scale.contiguous(), shift.contiguous()
+    total, normal = torch.empty_like(x), torch.empty_like(x)
+    width = x.shape[-1]
+    rows = x.numel() // width
+    if rows:
+        _traceable(_rows_forward)[(rows,)](
+            x, delta, scale, shift, total, normal, rows // scale.shape[0],
+            WIDTH=width, BLOCK=triton.next_power_of_2(width), num_warps=WARPS,
+        )  # fmt: skip
+    return total, normal
+
+
+@torch.library.triton_op("scdd::add_norm_backward", mutates_args=())
+def _backward(
+    total: Tensor, scale: Tensor, d_total: Tensor, d_normal: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    total, scale, d_total, d_normal = (t.contiguous() for t in (total, scale, d_total, d_normal))
+    width, groups = total.shape[-1], scale.shape[0]
+    rows = total.numel() // width
+    shares = max(1, SHARES // groups)  # of each group's rows
+    d_x = torch.empty_like(total)
+    d_scale = torch.empty(groups, shares, width, dtype=torch.float32, device=total.device)
+    d_shift = torch.empty_like(d_scale)
+    _traceable(_rows_backward)[(groups * shares,)](
+        total, scale, d_total, d_normal, d_x, d_scale, d_shift, rows // groups, shares,
+        EACH=-(-(rows // groups) // shares), WIDTH=width, BLOCK=triton.next_power_of_2(width), num_warps=WARPS,
+    )  # fmt: skip
+    return d_x, d_scale.sum(1, keepdim=True), d_shift.sum(1, keepdim=True)
+
+
+def _remember(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(output[0], inputs[2])
+
+
+def _differentiate(ctx: Any, d_total: Tensor, d_normal: Tensor) -> tuple[Tensor, ...]:
+    total, scale = ctx.saved_tensors
+    d_x, d_scale, d_shift = torch.ops.scdd.add_norm_backward(total, scale, d_total, d_normal)
+    return d_x, d_x, d_scale, d_shift
+
+
+_forward.register_autograd(_differentiate, setup_context=_remember)
+
+
+@triton.jit
+def _normalised(x, j, WIDTH: tl.constexpr):
+    """(Row minus its mean over its deviation, one over that deviation); zero beyond the row's end."""
+    mean = tl.sum(x, 0) / WIDTH
+    centred = tl.where(j < WIDTH, x - mean, 0.0)
+    inverse = 1.0 / tl.sqrt(tl.sum(centred * centred, 0) / WIDTH + EPSILON)
+    return centred * inverse, inverse
+
+
+@triton.jit
+def _rows_forward(
+    x_, delta_, scale_, shift_, total_, normal_, group, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+):
+    row = tl.program_id(0)
+    j = tl.arange(0, BLOCK)
+    inside = j < WIDTH
+    at = row.to(tl.int64) * WIDTH + j
+    affine = (row // group) * WIDTH + j
+    x = tl.load(x_ + at, mask=inside, other=0.0).to(tl.float32)
+    x += tl.load(delta_ + at, mask=inside, other=0.0).to(tl.float32)
+    # What the backward pass will read back is what is normalised here.
+    stored = x.to(total_.dtype.element_ty)
+    tl.store(total_ + at, stored, mask=inside)
+    normal, _ = _normalised(stored.to(tl.float32), j, WIDTH)
+    scale = tl.load(scale_ + affine, mask=inside, other=0.0).to(tl.float32)
+    shift = tl.load(shift_ + affine, mask=inside, other=0.0).to(tl.float32)
+    tl.store(normal_ + at, (normal * scale + shift).to(normal_.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _rows_backward(
+    total_, scale_, d_total_, d_normal_, d_x_, d_scale_, d_shift_, group, shares,
+    EACH: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    number = program // shares
+    first = (program % shares) * EACH
+    j = tl.arange(0, BLOCK)
+    scale = tl.load(scale_ + number * WIDTH + j, mask=j < WIDTH, other=0.0).to(tl.float32)
+    d_scale = tl.zeros((BLOCK,), tl.float32)
+    d_shift = tl.zeros((BLOCK,), tl.float32)
+    for k in tl.range(0, EACH, num_stages=2):
+        row = first + k
+        inside = (j < WIDTH) & (row < group)
+        at = (number.to(tl.int64) * group + row) * WIDTH + j
+        x = tl.load(total_ + at, mask=inside, other=0.0).to(tl.float32)
+        above = tl.load(d_normal_ + at, mask=inside, other=0.0).to(tl.float32)
+        beside = tl.load(d_total_ + at, mask=inside, other=0.0).to(tl.float32)
+        normal, inverse = _normalised(x, j, WIDTH)
+        d_scale += above * normal
+        d_shift += above
+        pull = above * scale
+        d_x = (pull - tl.sum(pull, 0) / WIDTH - normal * (tl.sum(pull * normal, 0) / WIDTH)) * inverse
+        tl.store(d_x_ + at, (d_x + beside).to(d_x_.dtype.element_ty), mask=inside)
+    tl.store(d_scale_ + program.to(tl.int64) * WIDTH + j, d_scale, mask=j < WIDTH)
+    tl.store(d_shift_ + program.to(tl.int64) * WIDTH + j, d_shift, mask=j < WIDTH)

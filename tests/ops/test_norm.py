@@ -1,0 +1,70 @@
+"""Residual sum and adaptive norm: the kernels against plain PyTorch, values and gradients."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from scdd.core import UserError
+from scdd.ops.norm import add_norm
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+TRITON = pytest.mark.skipif(find_spec("triton") is None, reason="no Triton here")
+
+
+def inputs(shape: tuple[int, int, int], groups: int, dtype: torch.dtype) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    stream = [torch.randn(shape, generator=generator) * 3 + 1 for _ in range(2)]
+    affine = [torch.randn(groups, 1, shape[2], generator=generator) + 0.5 for _ in range(2)]
+    return [t.to(DEVICE, dtype).requires_grad_() for t in stream] + [
+        t.to(DEVICE).requires_grad_() for t in affine
+    ]
+
+
+def run(given: list[Tensor], impl: str) -> list[Tensor]:
+    """Both outputs and the gradients of a sum that weighs every number of both otherwise."""
+    total, normal = add_norm(*given, impl=impl)
+    assert total.dtype == normal.dtype == given[0].dtype
+    weights = torch.sin(torch.arange(total.numel(), device=DEVICE)).view(total.shape)
+    loss = (total * weights).sum() + (normal * weights.flip(0)).float().sum()
+    return [total.detach(), normal.detach(), *torch.autograd.grad(loss, given)]
+
+
+@TRITON
+@pytest.mark.parametrize(
+    ("shape", "groups"), [((3, 5, 48), 1), ((3, 5, 48), 3), ((2, 7, 128), 1), ((1, 1, 16), 1)]
+)
+def test_the_kernels_are_the_reference(shape: tuple[int, int, int], groups: int) -> None:
+    found = run(inputs(shape, groups, torch.float32), "triton")
+    truth = run(
+        [t.detach().double().requires_grad_() for t in inputs(shape, groups, torch.float32)], "reference"
+    )
+    for part, exact in zip(found, truth, strict=True):
+        assert part.shape == exact.shape
+        torch.testing.assert_close(part.double(), exact, rtol=2e-5, atol=2e-5)
+
+
+@TRITON
+def test_bfloat16_stays_within_its_rounding() -> None:
+    found = run(inputs((4, 32, 64), 1, torch.bfloat16), "triton")
+    truth = run(
+        [t.detach().double().requires_grad_() for t in inputs((4, 32, 64), 1, torch.bfloat16)], "reference"
+    )
+    for part, exact in zip(found, truth, strict=True):
+        assert (part.double() - exact).norm() < 0.01 * exact.norm()
+
+
+def test_the_reference_by_hand() -> None:
+    x, delta, scale, shift = inputs((2, 3, 8), 2, torch.float32)
+    total, normal = add_norm(x, delta, scale, shift, impl="reference")
+    assert torch.equal(total, x + delta)
+    torch.testing.assert_close(normal, F.layer_norm(x + delta, (8,)) * scale + shift)
+    same, alone = add_norm(x, None, scale, shift)
+    assert same is x
+    torch.testing.assert_close(alone, F.layer_norm(x, (8,)) * scale + shift)
+    with pytest.raises(UserError, match="impl"):
+        add_norm(x, delta, scale, shift, impl="cuda")
