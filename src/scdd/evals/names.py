@@ -9,7 +9,7 @@ from typing import Any
 from scdd.evals.cells import Cell
 from scdd.recipe.text import parse
 
-PAPERS_TOP_P = 0.9
+PAPERS_TOP_P, PAPERS_FINAL = 0.9, (None, "ancestral")
 SHORT = 8  # digits of a hash, where a hash is all there is to say
 SPOKEN = {"top_p": "top-p", "top_k": "top-k", "num": "texts", "weights": "weights", "changes": "with"}
 Slot = Callable[[Cell], Hashable]
@@ -41,7 +41,10 @@ def text_of(cell: Cell) -> str:
 def paper_of(cell: Cell) -> str | None:
     """The paper's system that a cell is; None where its process is not its recipe's, or it samples in a way of its own."""
     asked = cell.settings
-    if any(asked.get(name) is not None for name in ("grid", "final", "top_k")):
+    if (
+        any(asked.get(name) is not None for name in ("grid", "top_k"))
+        or asked.get("final") not in PAPERS_FINAL
+    ):
         return None
     if asked.get("temperature") not in (None, 1.0) or asked.get("top_p") not in (None, PAPERS_TOP_P):
         return None

@@ -32,6 +32,7 @@ COLOURS = (
     "#d65f8f",
 )
 MARKS = ("o", "s", "^", "D", "v", "P", "X", "<", "*", ">", "p")
+KEYS = ("solid: ", "dashed: ", "dotted: ")
 DASHES: tuple[Any, ...] = ("-", (0, (6, 1.5)), (0, (4, 1.5, 1, 1.5)), (0, (2, 1.2)))
 STYLE: dict[str, Any] = {
     "figure.figsize": (6.4, 3.8),
@@ -166,6 +167,7 @@ def correction_plot(cells: Sequence[Cell]) -> str:
         _log(axes, ticks)
         if any(c.result["rate_per_step"] > 0 for c in cells):
             axes.set_yscale("log")
+            _plain_ticks(axes)
         axes.set_xlabel("network evaluations")
         axes.set_ylabel("corrections per token and step")
 
@@ -230,12 +232,21 @@ def training_plot(curves: dict[str, list[tuple[int, float, float]]]) -> str:
 
 def _legend(axes: Any) -> float:
     """Below the axes, where it hides nothing. Returns the inches that the figure must grow by to hold it."""
-    labels = axes.get_legend_handles_labels()[1]
+    handles, labels = axes.get_legend_handles_labels()
     if not labels:
         return 0.0
+    order = sorted(
+        range(len(labels)), key=lambda i: labels[i].startswith(KEYS)
+    )  # what dashes mean comes last
     longest = max(map(len, labels))
     columns = min(len(labels), 1 if longest > 36 else 2 if longest > 22 else 3)
-    axes.figure.legend(loc="outside lower center", ncols=columns, handlelength=3.2)
+    axes.figure.legend(
+        [handles[i] for i in order],
+        [labels[i] for i in order],
+        loc="outside lower center",
+        ncols=columns,
+        handlelength=3.2,
+    )
     return max(0.0, 0.21 * (-(-len(labels) // columns) - 1))
 
 

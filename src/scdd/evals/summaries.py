@@ -8,7 +8,7 @@ from typing import Any
 from scdd.evals.cells import Cell
 from scdd.evals.names import joined, paper_of, text_of, told_apart
 from scdd.evals.paper import paper, printed
-from scdd.evals.recovery import way_of
+from scdd.evals.recovery import Repair, way_of
 from scdd.evals.stats import stars
 from scdd.evals.tables import Entry, Table, number, plain, with_error
 
@@ -33,8 +33,10 @@ def correction_table(cells: Sequence[Cell]) -> Table:
     head = ["system", "evaluations", "corrections a token", "intrinsic", "excess", "per step", "remasked"]
     notes = [
         "Intrinsic: what a perfect denoiser would do, since the process draws noise and takes it back; the excess is the "
-        f"model's. {_texts(cells)}. [ ] is the paper's measured rate on OWT.",
+        f"model's. {_texts(cells)}.",
     ]
+    if any(entry.paper for row in rows for entry in row):
+        notes.append("[ ] is the paper's measured rate on OWT.")
     if judged:
         head += ["PPL before", "PPL after", "gain, nats a token", "PPL without correction"]
         notes.append(
@@ -81,7 +83,7 @@ def recovery_table(cells: Sequence[Cell], compared: bool = True, among: str = ""
     rows = []
     for cell, name in _ordered(cells, _repair_order):
         found, asked = cell.result, cell.settings
-        papers = asked["last"] == 1 and asked.get("threshold") is None
+        papers = paper_of(cell) == "SCDD (p_u=0.2)" and way_of(asked) == Repair().name
         values = known.get(asked["count"]) if compared and not typing and papers else None
         beside = [None] * 4 if values is None else [f"{value:g}" for value, _ in values]
         entries = [
@@ -108,7 +110,7 @@ def recovery_table(cells: Sequence[Cell], compared: bool = True, among: str = ""
     ]
     if typing:
         notes.append("Errors are made as far as a text has words for them; a swapped pair counts as two.")
-    else:
+    if any(entry.paper for row in rows for entry in row):
         notes.append("[ ] is the paper's value: SCDD (p_u=0.2) on OWT, judged by GPT-2 large.")
     if judged:
         notes.append(f"PPL under {joined([c.result['judge'] for c in cells if 'judge' in c.result])}.")

@@ -48,7 +48,8 @@ class Table:
 
     def words(self) -> list[bool]:
         """Which columns hold words, that begin at the left; numbers end at the right."""
-        return [i == 0 or any(row[i].text[:1].isalpha() for row in self.rows) for i in range(len(self.head))]
+        word = re.compile(r"^[^\W\d_]|[^\W\d_]{3}")
+        return [i == 0 or any(word.search(row[i].text) for row in self.rows) for i in range(len(self.head))]
 
     def html(self) -> str:
         """A table element with its caption and notes."""
