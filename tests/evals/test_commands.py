@@ -166,6 +166,7 @@ def test_default_texts_are_the_recipes_own(
         (["eval", "compare", "a=b,top_p=much"], "is not a number"),
         (["eval", "compare", "a="], "names no checkpoint"),
         (["eval", "judge", "a=b", "--llm", "x"], "give two"),
+        (["eval", "recovery", "--model", "bundled,top_p=0.8"], "would have no effect"),
         (["report", "nowhere"], "not a folder"),
         (["report", ".", "--out", "x.pdf"], "ends in .html"),
     ],
@@ -290,9 +291,9 @@ def _made(ppl: float, spread: float, label: str = "x", nfe: int = 8, name: str |
     nats = [100 * math.log(ppl) + spread * (-1) ** i for i in range(50)]
     result = {
         **{"ppl": ppl, "error": ppl * spread / 700, "nats": nats, "tokens": tokens, "judge": "j"},
-        **{"nfe": {"value": nfe}, "diversity": {"entropy": {"value": 1.0, "error": 0.1}}},
+        **{"nfe": {"value": nfe}, "length": 9, "diversity": {"entropy": {"value": 1.0, "error": 0.1}}},
     }
-    return Cell("generation", label, {"nfe": nfe}, result, {"paper": name})
+    return Cell("generation", label, {"nfe": nfe, "num": 50}, result, {"paper": name})
 
 
 def test_bold_is_significant() -> None:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 from pathlib import Path
 from random import Random
 
 import pytest
 
+from scdd.cli.main import main
 from scdd.core import UserError
 from scdd.data.corpus import discover, documents
-from scdd.evals.diversity import mauve
 from scdd.evals.gen_ppl import HubJudge, OwnJudge, Scored, gen_ppl, open_judge
 from scdd.evals.likelihood import likelihood
+from scdd.evals.mauve import mauve
 from scdd.evals.subject import Subject
 from tests import tiny
 
@@ -120,6 +122,27 @@ def test_mauve_tells_other_texts_from_the_same(folder: Path) -> None:
     same, apart = mauve(real[::2], real[1::2], judge, seeds=(0, 1)), mauve(other, real, judge, seeds=(0, 1))
     assert len(same["scores"]) == 2
     assert 0 < apart["value"] < same["value"] <= 1
+    assert mauve(real, real, judge, seeds=range(6))["scores"] == [1.0] * 6, (
+        "whatever rounding does to the area"
+    )
+
+
+def test_mauve_is_refused_before_anything_is_drawn(
+    ar: Subject,
+    checkpoints: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command = ["eval", "generation", "--model", str(checkpoints["scdd"]), "--judge", str(checkpoints["ar"])]
+    command += ["--mauve", str(tmp_path / "human.txt"), "--out", str(tmp_path), "--num", "2", "--steps", "2"]
+    monkeypatch.setitem(sys.modules, "mauve", None)
+    assert main(command) == 2
+    assert "pip install 'scdd[mauve]'" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "mauve", sys)  # any module: it is not asked for anything
+    assert main(command) == 2
+    assert "hidden states" in capsys.readouterr().err
+    assert not list(tmp_path.rglob("*.json"))
 
 
 def test_an_unknown_judge_names_the_cure() -> None:

@@ -207,6 +207,19 @@ def test_both_systems_start_from_the_same_noise(
         denoised(store, ar, scdd, some, how)
 
 
+def test_a_system_mends_in_its_own_way(tmp_path: Path, scdd: Subject) -> None:
+    tokenizer = scdd.lm.tokenizer
+    some = rows(stream(tokenizer, [tiny.TEXT] * 6), tokenizer, 20, 6, whole=True)
+    store, how = Store(tmp_path), Matched(nfe=3)
+    plain = denoised(store, scdd, scdd, some, how)
+    greedy = denoised(store, scdd, scdd, some, how, own={"final": "greedy"})
+    assert plain.hash == denoised(store, scdd, scdd, some, how, own={}).hash
+    assert plain.hash != greedy.hash
+    assert plain.result["texts"] != greedy.result["texts"]
+    with pytest.raises(UserError, match="length of scdd cannot be its own"):
+        denoised(store, scdd, scdd, some, how, own={"length": 9})
+
+
 def test_command(
     server: tuple[Model, str],
     tmp_path: Path,
@@ -253,4 +266,14 @@ def test_command(
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["settings"]["nfe"] for line in lines] == [2, 3]
     assert len(model.seen) == asked
+    pytest.importorskip("matplotlib")
+    page = tmp_path / "report.html"
+    assert main(["report", str(tmp_path / "out"), "--out", str(page)]) == 0
+    for made in (page.read_text(), page.with_suffix(".md").read_text()):
+        assert "LLM as judge: a against b" in made
+        assert "4 texts of text.txt noised to t = 0.8" in made
+        assert "Noised text 1 mended in 3 evaluations" in made
+        assert lines[0]["hash"] in made
+        assert "wins, losses, ties" in made
+    capsys.readouterr()
     assert main([*command[:3], "--llm", "words"]) == 2

@@ -73,7 +73,7 @@ def generation(
     batch_size: s.BatchSize = 16,
     judge_batch_size: s.BatchSize = 8,
     mauve: Annotated[
-        str | None, typer.Option(metavar="PATH", help="Also MAUVE against these human texts.")
+        str | None, typer.Option(metavar="[NAME=]PATH", help="Also MAUVE against these human texts.")
     ] = None,
     out: s.Out = None,
     device: s.Device = None,
@@ -86,7 +86,8 @@ def generation(
     from scdd.evals.compare import entropy_table, generation_table
     from scdd.evals.frontier import frontier_table
     from scdd.evals.generation import Way
-    from scdd.evals.measure import measure_generation, measure_mauve
+    from scdd.evals.mauve import mauve_judge, measure_mauve
+    from scdd.evals.measure import measure_generation
     from scdd.evals.summaries import mauve_table
 
     ways = list(
@@ -96,6 +97,8 @@ def generation(
     with s.session(out, model or [], device, quiet, json) as here:
         opened = here.judge(s.required(judge), judge_batch_size)
         assert opened is not None
+        if mauve is not None:
+            mauve_judge(opened)
         cells: list[Cell] = []
         for system in s.systems_of(model):
             subject = s.opened(system, here, changes)
@@ -197,6 +200,7 @@ def recovery(
         opened = here.judge(judge, judge_batch_size)
         random, typing = [], []
         for system in s.systems_of(model):
+            s.no_way(system, "recovery starts from given texts: use --steps, --last and --top-p")
             subject = s.opened(system, here)
             rows = s.rows_of(subject, text, field, num, length, whole=True)
             for k, repair in product(counts, ways):
@@ -211,7 +215,9 @@ def recovery(
                     if typos:
                         texts = typing_texts(subject, rows)
                         typing.append(
-                            measure_typos(here.store, subject, texts, k, repair, opened, seed, watch)
+                            measure_typos(
+                                here.store, subject, texts, k, repair, opened, seed, watch, rows.name
+                            )
                         )
         tables = [recovery_table(random), *([recovery_table(typing)] if typing else [])]
         s.show(here.world, [*random, *typing], tables, json)

@@ -165,7 +165,8 @@ def judge(
             how = Matched(t, nfe, top_p, seed)
             with here.bar(f"texts at {nfe} evaluations", 2 * len(rows)) as watch:
                 both = [
-                    denoised(here.store, one, first, rows, how, batch_size, watch) for one in (first, second)
+                    denoised(here.store, one, first, rows, how, batch_size, watch, system.way)
+                    for one, system in zip((first, second), chosen, strict=True)
                 ]
             made.append((how, (both[0], both[1])))
         asked = [prompts(a.result["texts"], b.result["texts"], how.seed)[:2] for how, (a, b) in made]

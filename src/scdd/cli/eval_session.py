@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -38,8 +38,9 @@ Texts = Annotated[
     list[str] | None,
     typer.Option(
         "--text",
-        metavar="PATH",
-        help="Text file, JSON lines, folder, hf:NAME, or prepared shards; default: the recipe's validation data.",
+        metavar="[NAME=]PATH",
+        help="Text file, JSON lines, folder, hf:NAME, or prepared shards, and what to call it in tables; default: the "
+        "recipe's validation data.",
     ),
 ]
 Field = Annotated[str, typer.Option(help="Field of JSON lines or dataset rows that holds the text.")]
@@ -163,25 +164,27 @@ def default_num(num: int | None, here: World) -> int:
     return num if num is not None else 1024 if here.device.type == "cuda" else 64
 
 
-def stream_of(subject: Subject, paths: Sequence[str] | None, field: str) -> TokenStream:
-    """The texts that were named, or else the validation data of the model's recipe."""
-    from scdd.evals.texts import open_stream
+def stream_of(subject: Subject, paths: Sequence[str] | None, field: str) -> tuple[TokenStream, str]:
+    """The texts that were named, or else the validation data of the model's recipe, and what they are called."""
+    from scdd.evals.texts import open_stream, split_name
 
     if paths:
-        return open_stream(paths, subject.lm.tokenizer, field)
+        names, places = zip(*map(split_name, paths), strict=True)
+        return open_stream(places, subject.lm.tokenizer, field), " + ".join(names)
     from scdd import build, recipe
 
     if subject.recipe is None:
         raise UserError(f"{subject.label} says nothing of its data: name a text with --text.")
+    spec = recipe.loads(subject.recipe)
     try:
-        held = build.corpus(recipe.loads(subject.recipe), subject.lm.tokenizer.to_str()).valid
+        held = build.corpus(spec, subject.lm.tokenizer.to_str()).valid
     except UserError as error:
         raise UserError(
             f"The validation data of {subject.label} cannot be had, so name a text with --text ({error})"
         ) from error
     if held is None:
         raise UserError(f"The data of {subject.label} has no validation split: name a text with --text.")
-    return held
+    return held, f"{Path(spec.data.path).name} (validation)"
 
 
 def rows_of(
@@ -195,9 +198,9 @@ def rows_of(
     """Framed rows of the texts, as long as the model's context or `length`."""
     from scdd.evals.texts import rows
 
-    return rows(
-        stream_of(subject, paths, field), subject.lm.tokenizer, length or subject.lm.context, limit, whole
-    )
+    source, name = stream_of(subject, paths, field)
+    found = rows(source, subject.lm.tokenizer, length or subject.lm.context, limit, whole)
+    return replace(found, name=name)
 
 
 def show(here: World, cells: Sequence[Cell], tables: Sequence[Table], as_json: bool) -> None:
@@ -251,6 +254,12 @@ def systems_of(models: list[str] | None) -> list[System]:
     if twice is not None:
         raise UserError(f"Two systems are called {twice}: name them apart, as in a={twice} b={twice}.")
     return found
+
+
+def no_way(system: System, why: str) -> None:
+    """Refuse choices of a sampler where they would have no effect."""
+    if system.way:
+        raise UserError(f"{', '.join(system.way)} of {system.label} would have no effect, {why}.")
 
 
 def opened(system: System, here: Session, changes: list[str] | None = None) -> Subject:

@@ -40,6 +40,11 @@ class Cell:
     path: Path | None = None
 
     @property
+    def labels(self) -> list[str]:
+        """Everything it is called: systems that differ in their samplers share what concerns their weights alone."""
+        return list(self.made.get("labels") or [self.label])
+
+    @property
     def hash(self) -> str:
         """The name it is filed under."""
         return digest(self.kind, self.settings)
@@ -68,18 +73,28 @@ class Store:
 
     def __init__(self, folder: str | Path, world: World = ALONE) -> None:
         self.folder, self.world = Path(folder), world
+        self._asked: set[Path] = set()
 
     def cell(
-        self, kind: str, subject: Subject, settings: dict[str, Any], measure: Callable[[], dict[str, Any]]
+        self,
+        kind: str,
+        subject: Subject,
+        settings: dict[str, Any],
+        measure: Callable[[], dict[str, Any]],
+        text: str = "",
     ) -> Cell:
-        """The finished cell of these settings, measured now if there is none. `measure` runs on every rank."""
+        """The finished cell of these settings, measured now if there is none. `measure` runs on every rank.
+
+        `text` is what people call the text it is about; like the label it is no part of the hash.
+        """
         asked = {"model": subject.identity, **json.loads(json.dumps(settings))}
         path = self.folder / "cells" / f"{kind}-{digest(kind, asked)}.json"
         held = self.world.tell(
             path.read_text(encoding="utf-8") if self.world.leads and path.is_file() else ""
         )
-        if held:  # whoever measured it may have called it something else
-            return replace(parsed(held, path), label=subject.label)
+        if held:
+            return self._called(parsed(held, path), path, subject.label, text)
+        self._asked.add(path)
         start = time.time()
         result = measure()
         made = {
@@ -87,15 +102,32 @@ class Store:
             "device": self.device(),
             "ranks": self.world.size,
             "seconds": round(time.time() - start, 2),
-            "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(start)),
+            # to the millisecond: reports order systems by it
+            "date": f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(start))}.{int(start % 1 * 1000):03d}Z",
             "recipe": subject.recipe,
             "paper": paper_name(subject, settings.get("sampler")),
+            **({"text": text} if text else {}),
         }
         found = Cell(kind, subject.label, asked, json.loads(json.dumps(result)), made, path)
         if self.world.leads:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_json(path, found.json())
         return found
+
+    def _called(self, cell: Cell, path: Path, label: str, text: str) -> Cell:
+        """`cell` under its present names, which replace older ones: it may have been measured before it had any."""
+        names = cell.labels
+        if label not in names:
+            names = [*names, label] if path in self._asked else [label]
+        self._asked.add(path)
+        made = {name: value for name, value in cell.made.items() if name != "labels"}
+        made |= {"labels": names} if len(names) > 1 else {}
+        made |= {"text": text} if text else {}
+        if (names[0], made) != (cell.label, cell.made):
+            cell = replace(cell, label=names[0], made=made)
+            if self.world.leads:
+                write_json(path, cell.json())
+        return replace(cell, label=label)
 
     def device(self) -> str:
         """The device, in words."""

@@ -10,15 +10,17 @@ from typing import Any
 
 from scdd.evals import stats
 from scdd.evals.cells import Cell
+from scdd.evals.names import joined, paper_of, text_of
 from scdd.evals.paper import paper, printed
 from scdd.evals.tables import Entry, Table, plain, with_error
 
 Grid = dict[str, dict[int, Cell]]
 """By label, by network evaluations."""
+ODD = "†"  # took another number of evaluations than its column says
 
 
-def generation_table(cells: Grid, corpus: str = "OWT") -> Table:
-    """`tab:genppl-comparison`."""
+def generation_table(cells: Grid, corpus: str = "OWT", among: str = "") -> Table:
+    """`tab:genppl-comparison`; `among` tells it from other tables of its kind."""
     columns = sorted({n for row in cells.values() for n in row})
     best = {
         n: best_of({label: row[n] for label, row in cells.items() if n in row and equal(row[n], n)})
@@ -32,20 +34,48 @@ def generation_table(cells: Grid, corpus: str = "OWT") -> Table:
                 entries.append(plain("–"))
                 continue
             found = row[n].result
-            beside = printed("tab:genppl-comparison", row[n].made["paper"], corpus, n)
-            entries.append(Entry(with_error(found["ppl"], found["error"]), best[n] == label, beside))
+            beside = printed("tab:genppl-comparison", paper_of(row[n]), corpus, n)
+            shown = with_error(found["ppl"], found["error"]) + _mark(row[n], n)
+            entries.append(Entry(shown, best[n] == label, beside))
         rows.append(entries)
-    judges = sorted({cell.result["judge"] for row in cells.values() for cell in row.values()})
     notes = [
-        f"Lower is better; judge {', '.join(judges)}; [ ] is the paper's value on {corpus} under GPT-2 large.",
-        "Bold: the best of its column, significantly better than the second (p < 0.05).",
+        f"Lower is better; {drawn(cells)}, judged by {judges(cells)}.{_beside(rows, corpus, ' under GPT-2 large')}",
+        *_bold(rows, "Bold: the best of its column, significantly better than the second (p < 0.05)."),
         *unequal(cells),
     ]
-    return Table("Generative perplexity by network evaluations", ["system", *map(str, columns)], rows, notes)
+    title = f"Generative perplexity by network evaluations{among}"
+    return Table(title, ["system", *map(str, columns)], rows, notes)
 
 
-def entropy_table(cells: Grid, corpus: str = "OWT") -> Table:
-    """`tab:entropy-comparison`, with repetition where there is room for it in the report."""
+def drawn(cells: Grid) -> str:
+    """How many texts of which length a table is about."""
+    every = [cell for row in cells.values() for cell in row.values()]
+    counts = _range([cell.settings["num"] for cell in every])
+    return f"{counts} texts of up to {max(cell.result['length'] for cell in every)} tokens for each number"
+
+
+def _range(values: list[int]) -> str:
+    low, high = min(values), max(values)
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def judges(cells: Grid) -> str:
+    """Who judged."""
+    return joined([cell.result["judge"] for row in cells.values() for cell in row.values()])
+
+
+def _beside(rows: list[list[Entry]], corpus: str, how: str) -> str:
+    """What the brackets are, where there are any."""
+    any_of = any(entry.paper for row in rows for entry in row)
+    return f" [ ] is the paper's value on {corpus}{how}." if any_of else ""
+
+
+def _bold(rows: list[list[Entry]], note: str) -> list[str]:
+    return [note] if any(entry.bold for row in rows for entry in row) else []
+
+
+def entropy_table(cells: Grid, corpus: str = "OWT", among: str = "") -> Table:
+    """`tab:entropy-comparison`."""
     columns = sorted({n for row in cells.values() for n in row})
     rows = []
     for label, row in cells.items():
@@ -55,20 +85,28 @@ def entropy_table(cells: Grid, corpus: str = "OWT") -> Table:
                 entries.append(plain("–"))
                 continue
             found = row[n].result["diversity"]["entropy"]
-            beside = printed("tab:entropy-comparison", row[n].made["paper"], corpus, n)
-            entries.append(Entry(with_error(found["value"], found["error"]), paper=beside))
+            beside = printed("tab:entropy-comparison", paper_of(row[n]), corpus, n)
+            shown = with_error(found["value"], found["error"]) + _mark(row[n], n)
+            entries.append(Entry(shown, paper=beside))
         rows.append(entries)
     notes = [
-        f"Unigram entropy of each text in nats, a sanity check; [ ] is the paper's on {corpus}, of other lengths."
+        f"Of each text's tokens in nats, a sanity check: repetition lowers it; {drawn(cells)}."
+        f"{_beside(rows, corpus, ', of other lengths')}",
+        *unequal(cells),
     ]
-    return Table("Unigram entropy by network evaluations", ["system", *map(str, columns)], rows, notes)
+    title = f"Unigram entropy by network evaluations{among}"
+    return Table(title, ["system", *map(str, columns)], rows, notes)
 
 
 def likelihood_table(cells: dict[str, Cell], corpus: str = "OWT") -> Table:
-    """`tab:valppl`."""
+    """`tab:valppl`. Systems of the same weights and process share a number, and a row."""
     known = paper()["tab:valppl"]
     place = known["columns"].index(corpus)
-    bounds = [label for label, cell in cells.items() if cell.settings.get("convention") != "reference"]
+    shared: dict[str, list[str]] = {}
+    for label, cell in cells.items():
+        shared.setdefault(cell.hash, []).append(label)
+    cells = {joined(labels): cells[labels[0]] for labels in shared.values()}
+    bounds = [label for label, cell in cells.items() if cell.settings.get("convention") == "exact"]
     ordered = sorted(bounds, key=lambda label: cells[label].result["nats"])
     winner = None
     if len(ordered) > 1:
@@ -79,8 +117,8 @@ def likelihood_table(cells: dict[str, Cell], corpus: str = "OWT") -> Table:
     rows = []
     for label, cell in cells.items():
         found = cell.result
-        beside = known["rows"].get(cell.made["paper"] or "", [None, None])[place]
-        exact = "autoregressive, exact" if cell.settings.get("looks") is None else _convention(cell.settings)
+        beside = known["rows"].get(paper_of(cell) or "", [None, None])[place]
+        how = "autoregressive, exact" if cell.settings.get("looks") is None else _convention(cell.settings)
         rows.append(
             [
                 plain(label),
@@ -92,15 +130,23 @@ def likelihood_table(cells: dict[str, Cell], corpus: str = "OWT") -> Table:
                 plain(with_error(found["nats"], found["error"])),
                 plain("–" if found["bits_per_byte"] is None else f"{found['bits_per_byte']:.4f}"),
                 plain(with_error(found["ppl"], found["ppl_spread"])),
-                plain(exact),
+                plain(how),
             ]
         )
+    exact = any(cell.settings.get("looks") is None for cell in cells.values())
+    texts = joined([text_of(cell) for cell in cells.values()])
+    sizes = (
+        f"{_range([cell.result['sequences'] for cell in cells.values()])} rows, "
+        f"{_range([cell.result['tokens'] for cell in cells.values()])} tokens"
+    )
     notes = [
-        "PPL = exp(NELBO per token), the whole bound; ± is the Monte-Carlo error of this text's number, and in the column "
-        f"“corpus” the error if the text is a sample. [ ] is the paper's value on {corpus}, another text.",
+        f"{texts}: {sizes}. PPL = exp(NELBO per token), the whole bound; ± is the Monte-Carlo error of this text's number, "
+        f"and in the column “corpus” the error if the text is a sample.{_beside(rows, corpus, ', another text')}",
+        *_bold(rows, "Bold: the best bound, significantly better than the second (p < 0.05)."),
+        *(["An autoregressive number is exact, no bound, and [BOS] is given."] if exact else []),
     ]
     head = ["system", "PPL", "nats per token", "bits per byte", "PPL ± corpus", "estimate"]
-    return Table("Likelihood", head, rows, notes)
+    return Table(f"Likelihood of {texts}", head, rows, notes)
 
 
 def _convention(settings: dict[str, Any]) -> str:
@@ -118,18 +164,25 @@ def best_of(cells: dict[str, Cell]) -> str | None:
     return ordered[0] if p < 0.05 else None
 
 
+def _mark(cell: Cell, nfe: int) -> str:
+    return "" if equal(cell, nfe) else ODD
+
+
 def equal(cell: Cell, nfe: int) -> bool:
     """Whether the samples really took `nfe` evaluations."""
     return bool(cell.result["nfe"]["value"] == nfe)
 
 
 def unequal(cells: Grid) -> list[str]:
-    """A note for each cell that really took another number of evaluations than its column says."""
+    """A note on each system that really took another number of evaluations than its columns say."""
     found = []
     for label, row in cells.items():
-        odd = [f"{n}: {cell.result['nfe']['value']:.1f}" for n, cell in row.items() if not equal(cell, n)]
+        odd = {n: f"{cell.result['nfe']['value']:g}" for n, cell in sorted(row.items()) if not equal(cell, n)}
         if odd:
+            same = len(set(odd.values())) == 1
+            said = joined(list(odd.values())) if same else joined([f"{n}: {took}" for n, took in odd.items()])
             found.append(
-                f"{label} took other numbers of evaluations ({', '.join(odd)}) and is left out of the comparison."
+                f"{ODD} {label} took other numbers of evaluations than the columns say ({said}) and is left out of the "
+                "comparison."
             )
     return found

@@ -5,13 +5,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from scdd.core.errors import UserError
 from scdd.evals import stats
-
-if TYPE_CHECKING:
-    from scdd.evals.gen_ppl import HubJudge
 
 
 def entropy(tokens: Sequence[int]) -> float:
@@ -52,19 +48,3 @@ def diversity(texts: Sequence[Sequence[int]], seed: int = 0) -> dict[str, Any]:
     for n in (1, 2, 3):
         found[f"distinct_{n}"] = stats.mean([distinct(tokens, n) for tokens in texts])._asdict()
     return found
-
-
-def mauve(
-    texts: Sequence[str], human: Sequence[str], judge: HubJudge, seeds: Sequence[int] = (0, 1, 2)
-) -> dict[str, Any]:
-    """MAUVE against human texts on the judge's own hidden states, once a seed of its clustering."""
-    try:
-        import mauve as package
-    except ImportError as error:
-        raise UserError("MAUVE needs mauve-text: pip install 'scdd[mauve]'.") from error
-    p, q = judge.features(human), judge.features(texts)
-    scores = [
-        float(package.compute_mauve(p_features=p, q_features=q, seed=seed, verbose=False).mauve)
-        for seed in seeds
-    ]
-    return {**stats.mean(scores)._asdict(), "seeds": list(seeds), "scores": scores, "features": judge.name}

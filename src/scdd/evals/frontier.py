@@ -53,7 +53,7 @@ def pareto(some: Sequence[Point]) -> set[Point]:
     }
 
 
-def frontier_table(cells: Sequence[Cell]) -> Table:
+def frontier_table(cells: Sequence[Cell], among: str = "") -> Table:
     """Every point; bold is on the frontier of its number of evaluations."""
     some = points(cells)
     best = pareto(some)
@@ -79,4 +79,4 @@ def frontier_table(cells: Sequence[Cell]) -> Table:
         *("distinct-2", "repetition"),
     ]
     notes = ["Bold: no other way of the same number of evaluations is both better judged and more diverse."]
-    return Table("Quality and diversity", head, rows, notes)
+    return Table(f"Quality and diversity{among}", head, rows, notes)

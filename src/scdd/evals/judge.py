@@ -8,7 +8,7 @@ pair is better. The paper does not print its question for the winner; ours is in
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from random import Random
 from typing import Any
 
@@ -30,6 +30,7 @@ from scdd.objectives import stream
 from scdd.samplers import grid
 
 CHARACTERS_A_TOKEN = 4.0  # English, for the estimate only
+OWN = {"sampler", "grid", "final", "top_p", "top_k", "temperature"}
 ANSWER_TOKENS = {"scores": 220, "winner": 60}
 
 
@@ -65,8 +66,17 @@ def denoised(
     how: Matched,
     batch_size: int = 16,
     watch: Watch | None = None,
+    own: dict[str, Any] | None = None,
 ) -> Cell:
-    """The texts that `subject` makes of the rows, noised by the process of `noise`. All rows are of one length."""
+    """The texts that `subject` makes of the rows, noised by the process of `noise`. All rows are of one length.
+
+    `own` are the system's own choices of `Way`: its sampler, its filters.
+    """
+    own = own or {}
+    if set(own) - OWN:
+        raise UserError(
+            f"{', '.join(sorted(set(own) - OWN))} of {subject.label} cannot be its own: both systems mend the same texts."
+        )
     for one in (subject, noise):
         if one.process is None:
             raise UserError(
@@ -86,15 +96,17 @@ def denoised(
         z[:, 0], z[:, -1] = x[:, 0], x[:, -1]
         frozen = torch.zeros_like(z, dtype=torch.bool)
         frozen[:, 0] = frozen[:, -1] = True
-        base = settings_of(subject, Way(1, how.nfe, stream(how.seed, "walk"), top_p=how.top_p), batch_size)
-        settings = type(base)(**{**base.__dict__, "grid": grid("uniform", how.nfe, how.t)})
+        way = Way(1, how.nfe, stream(how.seed, "walk"), **{"top_p": how.top_p, **own})
+        base = settings_of(subject, way, batch_size)
+        steps = len(base.grid) - 1  # rounds after the walk come out of the same budget
+        settings = replace(base, grid=grid(own.get("grid", "uniform"), steps, how.t))
         done = walk(Engine(engine.denoiser, engine.process), settings, z, frozen, mine, watch, looking=False)
         eos = engine.tokenizer.eos_id
         texts = [engine.text(ended(row[1:-1], eos)) for row in done.tokens.tolist()]
         return {"texts": gathered(texts, store.world)}
 
-    asked = {"text": fingerprint(rows.rows), "noise": noise.identity["process"], **asdict(how)}
-    return store.cell("denoised", subject, asked, run)
+    asked = {"text": fingerprint(rows.rows), "noise": noise.identity["process"], **asdict(how), **own}
+    return store.cell("denoised", subject, asked, run, rows.name)
 
 
 def prompts(
@@ -191,4 +203,4 @@ def measure_judge(
         "base_url": asker.server.base_url,
         "temperature": asker.server.temperature,
     }
-    return store.cell("judge", first, asked, run)
+    return store.cell("judge", first, asked, run, texts[0].made.get("text", ""))

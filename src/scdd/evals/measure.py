@@ -14,14 +14,13 @@ from scdd.core.errors import UserError
 from scdd.evals import stats
 from scdd.evals.cells import Cell, Store, gathered, share
 from scdd.evals.correction import rates
-from scdd.evals.diversity import diversity, mauve
-from scdd.evals.gen_ppl import HubJudge, Judge, Scored, gen_ppl
+from scdd.evals.diversity import diversity
+from scdd.evals.gen_ppl import Judge, Scored, gen_ppl
 from scdd.evals.generation import Way, draw, ended
 from scdd.evals.likelihood import Looks, Watch, combined, likelihood
 from scdd.evals.recovery import Repair, mend, recover, scores, typed_scores
 from scdd.evals.subject import Subject
-from scdd.evals.texts import Rows, open_stream
-from scdd.evals.texts import rows as framed_rows
+from scdd.evals.texts import Rows
 from scdd.evals.typos import mistype, typed
 from scdd.evals.walk import Engine
 from scdd.objectives import stream
@@ -57,7 +56,7 @@ def measure_likelihood(
 
     # An autoregressive model's number is exact: it has no looks to set.
     settings = {} if subject.process is None else asdict(how)
-    return store.cell("likelihood", subject, {"text": fingerprint(rows.rows), **settings}, run)
+    return store.cell("likelihood", subject, {"text": fingerprint(rows.rows), **settings}, run, rows.name)
 
 
 def measure_samples(
@@ -215,7 +214,8 @@ def measure_recovery(
         return found
 
     settings = {"text": fingerprint(rows.rows), "count": count, "seed": seed, **asdict(repair)}
-    return store.cell("recovery", subject, {**settings, **({} if judge is None else judge.identity)}, run)
+    asked = {**settings, **({} if judge is None else judge.identity)}
+    return store.cell("recovery", subject, asked, run, rows.name)
 
 
 def measure_typos(
@@ -227,6 +227,7 @@ def measure_typos(
     judge: Judge | None = None,
     seed: int = 0,
     watch: Watch | None = None,
+    name: str = "",
 ) -> Cell:
     """The same with real typing errors, scored by words. Texts must fit into the context."""
     _diffusion(subject)
@@ -250,38 +251,14 @@ def measure_typos(
         return {**found, "rows": len(texts), "nfe": repair.nfe}
 
     settings = {"text": fingerprint(list(texts)), "count": count, "seed": seed, **asdict(repair)}
-    return store.cell("typos", subject, {**settings, **({} if judge is None else judge.identity)}, run)
+    asked = {**settings, **({} if judge is None else judge.identity)}
+    return store.cell("typos", subject, asked, run, name)
 
 
 def typing_texts(subject: Subject, rows: Rows) -> list[str]:
     """The rows as texts to mistype, cut so that the errors' extra tokens still fit the context."""
     room = max(1, 3 * subject.lm.engine.room // 4)
     return [subject.lm.engine.text(row[1 : 1 + room]) for row in rows.rows]
-
-
-def measure_mauve(
-    store: Store,
-    subject: Subject,
-    way: Way,
-    judge: Judge,
-    human: str,
-    batch_size: int = 16,
-    watch: Watch | None = None,
-) -> Cell:
-    """MAUVE of the samples of `way` against as many human texts, cut to the same number of tokens."""
-    if not isinstance(judge, HubJudge):
-        raise UserError(
-            "MAUVE looks at a transformers model's hidden states: name such a judge with --judge."
-        )
-    samples = measure_samples(store, subject, way, batch_size, watch).result
-    tokenizer = subject.lm.tokenizer
-    held = framed_rows(open_stream([human], tokenizer), tokenizer, samples["length"] + 2, way.num, whole=True)
-    texts = [subject.lm.engine.text(row) for row in held.rows]
-
-    def run() -> dict[str, Any]:
-        return mauve(samples["texts"], texts, judge)
-
-    return store.cell("mauve", subject, {**way.json(), **judge.identity, "human": fingerprint(texts)}, run)
 
 
 def _diffusion(subject: Subject) -> None:

@@ -14,12 +14,27 @@ from typing import Any
 from scdd.core.errors import UserError
 from scdd.evals.cells import Cell
 from scdd.evals.frontier import pareto, points
+from scdd.evals.names import told_apart
 from scdd.evals.recovery import way_of
 
 INK = "#123456"  # a stand-in that becomes the page's colour
-COLOURS = ("#1f8ac0", "#d9662b", "#2a9d6f", "#b5589a", "#b58900", "#7a77d1", "#c04a4a")
-MARKS = ("o", "s", "^", "D", "v", "P", "X")
-STYLE = {
+# As many marks as colours but one: a colour that comes again has another mark.
+COLOURS = (
+    "#1f8ac0",
+    "#d9662b",
+    "#2a9d6f",
+    "#b5589a",
+    "#b58900",
+    "#7a77d1",
+    "#c04a4a",
+    "#6d8b1f",
+    "#8a7462",
+    "#d65f8f",
+)
+MARKS = ("o", "s", "^", "D", "v", "P", "X", "<", "*", ">", "p")
+KEYS = ("solid: ", "dashed: ", "dotted: ")
+DASHES: tuple[Any, ...] = ("-", (0, (6, 1.5)), (0, (4, 1.5, 1, 1.5)), (0, (2, 1.2)))
+STYLE: dict[str, Any] = {
     "figure.figsize": (6.4, 3.8),
     "font.size": 10.5,
     "font.family": "sans-serif",
@@ -36,7 +51,7 @@ STYLE = {
     "axes.grid": True,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "lines.linewidth": 1.8,
+    "lines.linewidth": 1.7,
     "lines.markersize": 5.5,
     "legend.frameon": False,
     "legend.fontsize": 9.5,
@@ -54,6 +69,7 @@ def svg(paint: Callable[[Any], None], title: str) -> str:
     with matplotlib.rc_context(STYLE):
         figure, axes = pyplot.subplots(layout="constrained")
         paint(axes)
+        figure.set_figheight(STYLE["figure.figsize"][1] + _legend(axes))
         axes.set_title(title, loc="left", fontsize=11)
         out = io.StringIO()
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": "scdd"})
@@ -74,14 +90,20 @@ def style(index: int) -> dict[str, Any]:
     return {"color": COLOURS[index % len(COLOURS)], "marker": MARKS[index % len(MARKS)]}
 
 
-def _by_label(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
+def lines(index: int) -> dict[str, Any]:
+    """The same where dashes mean nothing else, and so may tell series apart."""
+    return {**style(index), "linestyle": DASHES[index % len(DASHES)]}
+
+
+def _named(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
+    """Series by name, in the order in which their systems came, each by its evaluations."""
     found: dict[str, list[Cell]] = {}
-    for cell in sorted(cells, key=lambda cell: cell.settings.get("nfe", 0)):
-        found.setdefault(cell.label, []).append(cell)
-    return found
+    for cell, name in zip(cells, told_apart(cells, lambda cell: cell.settings["nfe"]), strict=True):
+        found.setdefault(name, []).append(cell)
+    return {name: sorted(row, key=lambda cell: cell.settings["nfe"]) for name, row in found.items()}
 
 
-def generation_plot(ways: dict[str, dict[int, Cell]]) -> str:
+def generation_plot(ways: dict[str, dict[int, Cell]], among: str = "") -> str:
     """Gen PPL against network evaluations, with 95 % intervals."""
 
     def paint(axes: Any) -> None:
@@ -92,18 +114,17 @@ def generation_plot(ways: dict[str, dict[int, Cell]]) -> str:
                 [max(r["ppl"] - r["low"], 0.0) for r in found],
                 [max(r["high"] - r["ppl"], 0.0) for r in found],
             ]
-            axes.errorbar(sorted(row), y, yerr=reach, label=label, capsize=2.5, **style(i))
+            axes.errorbar(sorted(row), y, yerr=reach, label=label, capsize=2.5, **lines(i))
         _log(axes, sorted({nfe for row in ways.values() for nfe in row}))
         axes.set_yscale("log")
         _plain_ticks(axes)
         axes.set_xlabel("network evaluations")
         axes.set_ylabel("Gen PPL")
-        _legend(axes)
 
-    return svg(paint, "Generative perplexity")
+    return svg(paint, f"Generative perplexity{among}")
 
 
-def frontier_plot(cells: Sequence[Cell]) -> str:
+def frontier_plot(cells: Sequence[Cell], among: str = "") -> str:
     """Entropy against perplexity; filled marks are on their frontier, which is drawn."""
 
     def paint(axes: Any) -> None:
@@ -124,9 +145,8 @@ def frontier_plot(cells: Sequence[Cell]) -> str:
         _plain_ticks(axes)
         axes.set_xlabel("unigram entropy, nats (more diverse →)")
         axes.set_ylabel("Gen PPL (better ↓)")
-        _legend(axes)
 
-    return svg(paint, "Quality and diversity")
+    return svg(paint, f"Quality and diversity{among}")
 
 
 def correction_plot(cells: Sequence[Cell]) -> str:
@@ -134,7 +154,7 @@ def correction_plot(cells: Sequence[Cell]) -> str:
 
     def paint(axes: Any) -> None:
         ticks = sorted({cell.settings["nfe"] for cell in cells})
-        for i, (label, row) in enumerate(_by_label(cells).items()):
+        for i, (label, row) in enumerate(_named(cells).items()):
             x = [c.settings["nfe"] for c in row]
             y, error = (
                 [c.result["rate_per_step"] for c in row],
@@ -142,13 +162,14 @@ def correction_plot(cells: Sequence[Cell]) -> str:
             )
             axes.errorbar(x, y, yerr=error, label=label, capsize=2.5, **style(i))
             own = [c.result["intrinsic_per_step"] for c in row]
-            axes.plot(x, own, linestyle="--", color=COLOURS[i % len(COLOURS)], label=f"{label}, intrinsic")
+            axes.plot(x, own, linestyle="--", color=COLOURS[i % len(COLOURS)])
+        axes.plot([], [], linestyle="--", color=INK, label="dashed: intrinsic")
         _log(axes, ticks)
         if any(c.result["rate_per_step"] > 0 for c in cells):
             axes.set_yscale("log")
+            _plain_ticks(axes)
         axes.set_xlabel("network evaluations")
         axes.set_ylabel("corrections per token and step")
-        _legend(axes)
 
     return svg(paint, "Correction rate per step")
 
@@ -157,29 +178,24 @@ def cumulative_plot(cells: Sequence[Cell]) -> str:
     """How much of the correcting is done by each step, Figure `fig:ablation1-2`; the longest walk of each system."""
 
     def paint(axes: Any) -> None:
-        for i, (label, row) in enumerate(_by_label(cells).items()):
+        for i, (label, row) in enumerate(_named(cells).items()):
             found = row[-1].result
-            colour = COLOURS[i % len(COLOURS)]
-            for name, dash, said in (("cumulative", "-", ""), ("intrinsic_cumulative", "--", ", intrinsic")):
-                values = [0.0, *found[name]]
-                x = [k / (len(values) - 1) for k in range(len(values))]
-                axes.plot(
-                    x,
-                    values,
-                    linestyle=dash,
-                    color=colour,
-                    label=f"{label}, {row[-1].settings['nfe']} steps{said}",
-                )
+            own, ideal = ([0.0, *found[name]] for name in ("cumulative", "intrinsic_cumulative"))
+            x = [k / (len(own) - 1) for k in range(len(own))]
+            every = max(1, len(x) // 8)
+            said = f"{label}, {row[-1].settings['nfe']} steps"
+            axes.plot(x, own, label=said, markevery=(i % every, every), **style(i))
+            axes.plot(x, ideal, linestyle="--", color=COLOURS[i % len(COLOURS)])
+        axes.plot([], [], linestyle="--", color=INK, label="dashed: intrinsic")
         axes.set_xlim(0, 1)
         axes.set_ylim(0, 1.02)
         axes.set_xlabel("share of the walk")
         axes.set_ylabel("share of all corrections")
-        _legend(axes)
 
     return svg(paint, "Cumulative corrections")
 
 
-def recovery_plot(cells: Sequence[Cell]) -> str:
+def recovery_plot(cells: Sequence[Cell], among: str = "") -> str:
     """Recovered and damaged against K."""
 
     def paint(axes: Any) -> None:
@@ -190,16 +206,15 @@ def recovery_plot(cells: Sequence[Cell]) -> str:
             x = [c.settings["count"] for c in row]
             for name, dash in (("recovery", "-"), ("damage", ":")):
                 y, error = [c.result[name]["value"] for c in row], [c.result[name]["error"] for c in row]
-                said = "recovered" if name == "recovery" else "damaged"
-                axes.errorbar(
-                    x, y, yerr=error, linestyle=dash, label=f"{label}: {said}", capsize=2.5, **style(i)
-                )
+                said = label if name == "recovery" else None
+                axes.errorbar(x, y, yerr=error, linestyle=dash, label=said, capsize=2.5, **style(i))
+        axes.plot([], [], linestyle="-", color=INK, label="solid: recovered")
+        axes.plot([], [], linestyle=":", color=INK, label="dotted: damaged")
         axes.set_ylim(-0.02, 1.02)
         axes.set_xlabel("corrupted tokens in a text (K)")
         axes.set_ylabel("share of tokens")
-        _legend(axes)
 
-    return svg(paint, "Recovery and damage")
+    return svg(paint, f"Recovery and damage{among}")
 
 
 def training_plot(curves: dict[str, list[tuple[int, float, float]]]) -> str:
@@ -208,21 +223,31 @@ def training_plot(curves: dict[str, list[tuple[int, float, float]]]) -> str:
     def paint(axes: Any) -> None:
         for i, (label, curve) in enumerate(curves.items()):
             x, y, error = zip(*curve, strict=True)
-            axes.errorbar(x, y, yerr=error, label=label, capsize=2.5, **style(i))
+            axes.errorbar(x, y, yerr=error, label=label, capsize=2.5, **lines(i))
         axes.set_xlabel("training step")
         axes.set_ylabel("validation NELBO, nats per token")
-        _legend(axes)
 
     return svg(paint, "Validation during training")
 
 
-def _legend(axes: Any) -> None:
-    """Below the axes, where it hides nothing."""
-    labels = axes.get_legend_handles_labels()[1]
-    if labels:
-        wide = max(map(len, labels)) > 36
-        columns = 1 if wide else 2 if len(labels) > 3 else len(labels)
-        axes.figure.legend(loc="outside lower center", ncols=columns)
+def _legend(axes: Any) -> float:
+    """Below the axes, where it hides nothing. Returns the inches that the figure must grow by to hold it."""
+    handles, labels = axes.get_legend_handles_labels()
+    if not labels:
+        return 0.0
+    order = sorted(
+        range(len(labels)), key=lambda i: labels[i].startswith(KEYS)
+    )  # what dashes mean comes last
+    longest = max(map(len, labels))
+    columns = min(len(labels), 1 if longest > 36 else 2 if longest > 22 else 3)
+    axes.figure.legend(
+        [handles[i] for i in order],
+        [labels[i] for i in order],
+        loc="outside lower center",
+        ncols=columns,
+        handlelength=3.2,
+    )
+    return max(0.0, 0.21 * (-(-len(labels) // columns) - 1))
 
 
 def _log(axes: Any, ticks: list[int]) -> None:

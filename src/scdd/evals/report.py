@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from scdd import __version__
 from scdd.core.errors import UserError
-from scdd.evals import plots
-from scdd.evals.cells import Cell, read_cells, versions
+from scdd.evals import origin, plots
+from scdd.evals.cells import Cell, read_cells
 from scdd.evals.compare import entropy_table, generation_table, likelihood_table
 from scdd.evals.frontier import frontier_table
+from scdd.evals.names import text_of, told_apart
 from scdd.evals.paper import ASSETS
 from scdd.evals.summaries import correction_table, judge_table, mauve_table, recovery_table, zero_shot_table
-from scdd.evals.tables import Table, plain
+from scdd.evals.tables import Table, escaped
 from scdd.training.log import METRICS
 
 Section = tuple[str, list[Table], list[str]]
@@ -23,18 +26,18 @@ Section = tuple[str, list[Table], list[str]]
 
 
 def gather(runs: Sequence[str | Path]) -> list[Cell]:
-    """Cells of all runs; each run folder's own name replaces a label that several share."""
-    found: list[Cell] = []
+    """Cells of all runs in the order of the runs and of their dates, each once for every system that shares it."""
+    found: dict[tuple[str, str], Cell] = {}
     for run in runs:
         if not Path(run).is_dir():
             raise UserError(f"{run} is not a folder: give run folders, or folders that `scdd eval` wrote to.")
-        found += read_cells(run)
-    curves = training_curves(runs)
-    if not found and not curves:
+        for cell in sorted(read_cells(run), key=lambda cell: str(cell.made["date"])):
+            found.setdefault((cell.kind, cell.hash), cell)
+    if not found and not training_curves(runs):
         raise UserError(
             f"{', '.join(map(str, runs))} holds no measurements: run `scdd eval …` with --out there first."
         )
-    return found
+    return [replace(cell, label=label) for cell in found.values() for label in cell.labels]
 
 
 def training_curves(runs: Sequence[str | Path]) -> dict[str, list[tuple[int, float, float]]]:
@@ -68,44 +71,49 @@ def sections(cells: Sequence[Cell], corpus: str = "OWT") -> list[Section]:
 
 
 def _likelihood(cells: Sequence[Cell], corpus: str) -> Section:
-    texts: dict[str, dict[str, Cell]] = {}
+    tables = []
+    for some in _grouped(cells, lambda cell: cell.settings["text"]):
+        names = told_apart(some, lambda cell: None)
+        tables.append(likelihood_table(dict(zip(names, some, strict=True)), corpus))
+    return "Likelihood", tables, []
+
+
+def _grouped(cells: Sequence[Cell], key: Callable[[Cell], Hashable]) -> list[list[Cell]]:
+    """Cells of one key together, in the order in which keys come."""
+    found: dict[Hashable, list[Cell]] = {}
     for cell in cells:
-        shown = (
-            cell.label
-            if cell.settings.get("convention") != "reference"
-            else f"{cell.label} (reference convention)"
-        )
-        if cell.settings.get("steps") is not None:
-            shown += f", T = {cell.settings['steps']}"
-        texts.setdefault(cell.settings["text"], {})[shown] = cell
-    return "Likelihood", [likelihood_table(row, corpus) for row in texts.values()], []
+        found.setdefault(key(cell), []).append(cell)
+    return list(found.values())
 
 
 def _generation(cells: Sequence[Cell], corpus: str) -> Section:
-    """The paper's tables; where a system has several ways at one budget, a frontier as well."""
-    ways = by_way(cells)
-    tables = [generation_table(ways, corpus), entropy_table(ways, corpus)]
-    figures = [plots.generation_plot(ways)]
-    several = [cell for cell in cells if sum(_budget(cell) == _budget(other) for other in cells) > 1]
-    if several:
-        tables.append(frontier_table(several))
-        figures.append(plots.frontier_plot(several))
+    """The paper's tables for every judge and length; where a system has several ways at one budget, a frontier as well."""
+    tables, figures = [], []
+    groups = _grouped(cells, lambda cell: (json.dumps(cell.settings["judge"]), _room(cell)))
+    for some in groups:
+        among = f": {some[0].result['judge']}, context {_room(some[0])}" if len(groups) > 1 else ""
+        ways = by_way(some)
+        tables += [generation_table(ways, corpus, among), entropy_table(ways, corpus, among)]
+        figures += [plots.generation_plot(ways, among)] if len(some) > 1 else []
+        several = [cell for cell in some if sum(_budget(cell) == _budget(other) for other in some) > 1]
+        if several:
+            tables.append(frontier_table(several, among))
+            figures.append(plots.frontier_plot(several, among))
     return "Generation", tables, figures
 
 
 def by_way(cells: Sequence[Cell]) -> dict[str, dict[int, Cell]]:
     """A line for each system, and for each of its ways of sampling where it has several at one budget."""
     found: dict[str, dict[int, Cell]] = {}
-    for cell in sorted(cells, key=lambda cell: cell.settings["nfe"]):
-        ambiguous = any(other is not cell and _budget(other) == _budget(cell) for other in cells)
-        filters = cell.result["filters"]
-        name = (
-            f"{cell.label}, T {filters['temperature']:g}, top-p {filters['top_p']:g}"
-            if ambiguous
-            else cell.label
-        )
-        found.setdefault(name, {}).setdefault(cell.settings["nfe"], cell)
+    for cell, name in zip(cells, told_apart(cells, lambda cell: cell.settings["nfe"]), strict=True):
+        found.setdefault(name, {})[cell.settings["nfe"]] = cell
     return found
+
+
+def _room(cell: Cell) -> int:
+    """How long texts may become; an autoregressive one has no closing frame, and a token more."""
+    asked = cell.settings
+    return int(asked["length"] + 2 if asked.get("length") else asked["model"]["context"])
 
 
 def _budget(cell: Cell) -> tuple[str, int]:
@@ -128,12 +136,18 @@ def _correction(cells: Sequence[Cell], corpus: str) -> Section:
 
 
 def _recovery(cells: Sequence[Cell], corpus: str) -> Section:
-    several = len({cell.settings["count"] for cell in cells}) > 1
-    return "Recovery", [recovery_table(cells)], [plots.recovery_plot(cells)] if several else []
+    tables, figures = [], []
+    groups = _grouped(cells, lambda cell: cell.settings["text"])
+    for some in groups:
+        among = f": {text_of(some[0])}, {some[0].result['rows']} rows" if len(groups) > 1 else ""
+        tables.append(recovery_table(some, among=among))
+        if len({cell.settings["count"] for cell in some}) > 1:
+            figures.append(plots.recovery_plot(some, among))
+    return "Recovery", tables, figures
 
 
 def _typos(cells: Sequence[Cell], corpus: str) -> Section:
-    return "Typing errors", [recovery_table(cells)], []
+    return "Typing errors", _recovery(cells, corpus)[1], []
 
 
 def _zero_shot(cells: Sequence[Cell], corpus: str) -> Section:
@@ -141,10 +155,18 @@ def _zero_shot(cells: Sequence[Cell], corpus: str) -> Section:
 
 
 def _judge(cells: Sequence[Cell], corpus: str) -> Section:
-    pairs: dict[tuple[str, ...], list[Cell]] = {}
-    for cell in cells:
-        pairs.setdefault(tuple(cell.result["systems"]), []).append(cell)
-    return "LLM as judge", [judge_table(some) for some in pairs.values()], []
+    return "LLM as judge", [judge_table(some) for some in judged_pairs(cells)], []
+
+
+def judged_pairs(cells: Sequence[Cell]) -> list[list[Cell]]:
+    """The budgets of one comparison together: two systems, one judge, one way of noising."""
+
+    def pair(cell: Cell) -> Hashable:
+        asked = cell.settings
+        other = (asked["judge"], asked["t"], asked["top_p"], asked["seed"], cell.result["texts"])
+        return tuple(cell.result["systems"]), json.dumps(other), text_of(cell)
+
+    return _grouped(cells, pair)
 
 
 BUILDERS: dict[str, Callable[[Sequence[Cell], str], Section]] = {
@@ -159,45 +181,8 @@ BUILDERS: dict[str, Callable[[Sequence[Cell], str], Section]] = {
 }
 
 
-def provenance(cells: Sequence[Cell]) -> Table:
-    """Which cell holds which number, and what it was made with."""
-    rows = [
-        [
-            plain(cell.label),
-            plain(cell.kind),
-            plain(cell.hash),
-            plain(cell.made["date"]),
-            plain(f"{cell.made['seconds']} s on {cell.made['device']}"),
-            plain(" ".join(f"{name} {version}" for name, version in cell.made["versions"].items())),
-            plain(_asked(cell.settings)),
-        ]
-        for cell in cells
-    ]
-    return Table(
-        "Behind every number", ["system", "kind", "cell", "date", "made", "versions", "settings"], rows
-    )
-
-
-def _asked(settings: dict[str, Any]) -> str:
-    shown = {key: value for key, value in settings.items() if key != "model" and value is not None}
-    model = settings["model"]
-    return f"weights {str(model.get('weights'))[:12]} {model.get('process')}; " + " ".join(
-        f"{key}={value}" for key, value in shown.items()
-    )
-
-
-def recipes(cells: Sequence[Cell]) -> dict[str, str]:
-    """The exact recipes, once each, by the label of the first system that has it."""
-    found: dict[str, str] = {}
-    for cell in cells:
-        text = cell.made.get("recipe")
-        if text and text not in found.values():
-            found[cell.label if cell.label not in found else f"{cell.label} {cell.hash}"] = text
-    return found
-
-
-def samples(cells: Sequence[Cell]) -> list[tuple[str, list[str]]]:
-    """A few texts of each system at its largest budget, and a few repairs."""
+def samples(cells: Sequence[Cell]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """A few texts of each system at its largest budget, each under a caption, and a few repairs."""
     best: dict[str, Cell] = {}
     for cell in cells:
         if cell.kind == "generation":
@@ -205,37 +190,64 @@ def samples(cells: Sequence[Cell]) -> list[tuple[str, list[str]]]:
             if held is None or cell.settings["nfe"] > held.settings["nfe"]:
                 best[cell.label] = cell
     shown = [
-        (f"{label}, {cell.settings['nfe']} evaluations", cell.result["samples"][:2])
+        (f"{label}, {cell.settings['nfe']} evaluations", [("", text) for text in cell.result["samples"][:2]])
         for label, cell in best.items()
     ]
-    told: set[tuple[str, str]] = set()
-    for cell in cells:
-        if (
-            cell.kind in ("recovery", "typos")
-            and cell.result.get("samples")
-            and (cell.label, cell.kind) not in told
-        ):
-            told.add((cell.label, cell.kind))
-            one = cell.result["samples"][0]
-            what = "typing errors" if cell.kind == "typos" else "random tokens"
-            title = f"{cell.label}: {cell.settings['count']} {what}, before and after"
-            shown.append((title, [one["corrupted"], one["repaired"]]))
+    for some in _grouped(
+        [cell for cell in cells if cell.kind in ("recovery", "typos") and cell.result.get("samples")],
+        lambda cell: (cell.label, cell.kind),
+    ):
+        one = some[0].result["samples"][0]
+        what = "typing errors" if some[0].kind == "typos" else "random tokens"
+        title = f"{some[0].label}: {some[0].settings['count']} {what}"
+        shown.append((title, [("before", one["corrupted"]), ("after", one["repaired"])]))
+    for some in judged_pairs([cell for cell in cells if cell.kind == "judge"]):
+        cell = max(some, key=lambda cell: int(cell.settings["nfe"]))
+        first, second = cell.result["systems"]
+        for i, pair in enumerate(cell.result["samples"], 1):
+            title = f"Noised text {i} mended in {cell.settings['nfe']} evaluations"
+            shown.append((title, [(first, pair["first"]), (second, pair["second"])]))
     return shown
 
 
 def markdown(title: str, runs: Sequence[str | Path], corpus: str = "OWT") -> str:
-    """The report as Markdown: tables, samples, recipes."""
+    """The report as Markdown: tables, samples, recipes. Long lists are folded, where the reader's program can fold."""
     cells = gather(runs)
-    parts = [f"# {title}\n"]
+    parts = [f"# {escaped(title)}\n"]
     for name, tables, _ in sections(cells, corpus):
         parts += [f"## {name}\n", *(table.markdown() for table in tables)]
-    for name, texts in samples(cells):
-        parts += [f"## Sample: {name}\n", *("> " + text.replace("\n", "\n> ") + "\n" for text in texts)]
+    told = samples(cells)
+    parts += ["## Samples\n"] if told else []
+    for name, texts in told:
+        parts.append(f"### {escaped(name)}\n")
+        parts += [quoted(caption, text) for caption, text in texts[: 2 if texts[0][0] else 1]]
     if cells:
-        parts.append(provenance(cells).markdown())
-    for label, text in recipes(cells).items():
-        parts.append(f"## Recipe of {label}\n\n```yaml\n{text}```\n")
+        found = origin.recipes(cells)
+        parts += ["## Provenance\n", origin.systems(cells).markdown()]
+        parts += [f"{letter}: {escaped(said)}  " for said, letter in origin.environments(cells).items()]
+        parts.append("")
+        first = next(iter(found), None)
+        differences = origin.changed(found)
+        parts += [] if differences is None else [differences.markdown()]
+        if first is not None:
+            parts.append(folded(f"Recipe of {first}", f"```yaml\n{found[first]}```"))
+        parts.append(folded("The cell behind every number", origin.numbers(cells).markdown()))
     return "\n".join(parts)
+
+
+def quoted(caption: str, text: str) -> str:
+    """A text as a quotation that Markdown leaves as it is, line by line."""
+    lines = [
+        re.sub(r"[\[\]#]|^[-+>]|^\d+(?=[.)])", r"\\\g<0>", escaped(line.strip()))
+        for line in text.splitlines()
+    ]
+    shown = "  \n> ".join(line for line in lines if line)
+    return (f"{escaped(caption)}:\n\n" if caption else "") + f"> {shown}\n"
+
+
+def folded(summary: str, body: str) -> str:
+    """A part that opens on a click."""
+    return f"<details><summary>{html.escape(summary)}</summary>\n\n{body}\n</details>\n"
 
 
 def page(title: str, runs: Sequence[str | Path], corpus: str = "OWT") -> str:
@@ -249,21 +261,42 @@ def page(title: str, runs: Sequence[str | Path], corpus: str = "OWT") -> str:
         drawn = f"<div class=figures>{''.join(figures)}</div>" if figures else ""
         parts.append(f"<h2>{html.escape(name)}</h2>{''.join(table.html() for table in tables)}{drawn}")
     told = "".join(
-        f"<h3>{html.escape(name)}</h3>"
-        + "".join(f"<pre class=text>{html.escape(text)}</pre>" for text in texts)
+        f"<h3>{html.escape(name)}</h3><div class=texts>"
+        + "".join(
+            f"<div>{f'<p class=note>{html.escape(caption)}</p>' if caption else ''}"
+            f"<pre class=text>{html.escape(text.strip())}</pre></div>"
+            for caption, text in texts
+        )
+        + "</div>"
         for name, texts in samples(cells)
     )
     if told:
         parts.append(f"<h2>Samples</h2>{told}")
-    if cells:
-        parts.append(f"<h2>Provenance</h2>{provenance(cells).html()}")
-    for label, text in recipes(cells).items():
-        parts.append(
-            f"<details><summary>Recipe of {html.escape(label)}</summary><pre>{html.escape(text)}</pre></details>"
-        )
-    made = " · ".join(f"{name} {version}" for name, version in versions().items())
+    parts += _provenance(cells) if cells else []
     template = (ASSETS / "report.html").read_text(encoding="utf-8")
+    made = f"Made by scdd report, scdd {__version__}."
     filled = {"title": html.escape(title), "made": html.escape(made), "body": "\n".join(parts)}
     for key, value in filled.items():
         template = template.replace("{{" + key + "}}", value)
     return template
+
+
+def _provenance(cells: Sequence[Cell]) -> list[str]:
+    """What made the numbers: the systems in sight, the rest folded."""
+    found = origin.recipes(cells)
+    differences = origin.changed(found)
+    parts = [f"<h2>Provenance</h2>{origin.systems(cells).html()}"]
+    parts += [
+        f"<p class=note>{letter}: {html.escape(said)}</p>"
+        for said, letter in origin.environments(cells).items()
+    ]
+    parts += [] if differences is None else [differences.html()]
+    parts += [
+        f"<details><summary>Recipe of {html.escape(label)}</summary><pre>{html.escape(text)}</pre></details>"
+        for label, text in found.items()
+    ]
+    behind = origin.numbers(cells).html()
+    parts.append(
+        f"<details class=provenance><summary>The cell behind every number</summary>{behind}</details>"
+    )
+    return parts

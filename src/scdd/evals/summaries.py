@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from scdd.evals.cells import Cell
+from scdd.evals.names import joined, paper_of, text_of, told_apart
 from scdd.evals.paper import paper, printed
-from scdd.evals.recovery import way_of
+from scdd.evals.recovery import Repair, way_of
 from scdd.evals.stats import stars
 from scdd.evals.tables import Entry, Table, number, plain, with_error
 
@@ -16,11 +17,11 @@ def correction_table(cells: Sequence[Cell]) -> Table:
     """`tab:correction_rate`, with the intrinsic rate and the excess that the paper leaves out."""
     judged = any("judge" in cell.result for cell in cells)
     rows = []
-    for cell in sorted(cells, key=lambda cell: (cell.label, cell.settings["nfe"])):
+    for cell, name in _ordered(cells, lambda cell: cell.settings["nfe"]):
         found, nfe = cell.result, cell.settings["nfe"]
-        beside = printed("tab:correction_rate", cell.made["paper"], "OWT", nfe)
+        beside = printed("tab:correction_rate", paper_of(cell), "OWT", nfe)
         entries = [
-            plain(cell.label),
+            plain(name),
             plain(str(nfe)),
             Entry(with_error(found["rate"], found["rate_error"]), paper=beside),
             plain(number(found["intrinsic"], 3)),
@@ -32,8 +33,10 @@ def correction_table(cells: Sequence[Cell]) -> Table:
     head = ["system", "evaluations", "corrections a token", "intrinsic", "excess", "per step", "remasked"]
     notes = [
         "Intrinsic: what a perfect denoiser would do, since the process draws noise and takes it back; the excess is the "
-        "model's. [ ] is the paper's measured rate on OWT.",
+        f"model's. {_texts(cells)}.",
     ]
+    if any(entry.paper for row in rows for entry in row):
+        notes.append("[ ] is the paper's measured rate on OWT.")
     if judged:
         head += ["PPL before", "PPL after", "gain, nats a token", "PPL without correction"]
         notes.append(
@@ -41,6 +44,18 @@ def correction_table(cells: Sequence[Cell]) -> Table:
             "filled from x_θ alone. Gain by paired t-test, without correction by a test of two ratios: * p < 0.05, ** p < 0.01."
         )
     return Table("Self-correction", head, rows, notes)
+
+
+def _ordered(cells: Sequence[Cell], place: Callable[[Cell], Any]) -> list[tuple[Cell, str]]:
+    """Cells with their names: systems in the order in which they came, each by its place."""
+    systems = list(dict.fromkeys(cell.label for cell in cells))
+    named = list(zip(cells, told_apart(cells, place), strict=True))
+    return sorted(named, key=lambda pair: (systems.index(pair[0].label), pair[1], place(pair[0])))
+
+
+def _texts(cells: Sequence[Cell]) -> str:
+    """How many samples each number is over."""
+    return f"{joined([str(cell.settings['num']) for cell in cells])} texts for each number"
 
 
 def _worth(found: dict[str, Any]) -> list[Entry]:
@@ -60,19 +75,19 @@ def _ppl(found: dict[str, Any]) -> str:
     return with_error(found["ppl"], found["error"])
 
 
-def recovery_table(cells: Sequence[Cell], compared: bool = True) -> Table:
+def recovery_table(cells: Sequence[Cell], compared: bool = True, among: str = "") -> Table:
     """`tab:exact-recovery`, with the damage that the paper leaves out; typing errors have the same columns."""
     known = paper()["tab:exact-recovery"]["rows"]
     typing = bool(cells) and cells[0].kind == "typos"
     judged = any("judge" in cell.result for cell in cells)
     rows = []
-    for cell in sorted(cells, key=_recovery_order):
+    for cell, name in _ordered(cells, _repair_order):
         found, asked = cell.result, cell.settings
-        papers = asked["last"] == 1 and asked.get("threshold") is None
+        papers = paper_of(cell) == "SCDD (p_u=0.2)" and way_of(asked) == Repair().name
         values = known.get(asked["count"]) if compared and not typing and papers else None
         beside = [None] * 4 if values is None else [f"{value:g}" for value, _ in values]
         entries = [
-            plain(cell.label),
+            plain(name),
             plain(f"{found['errors']:.1f}" if typing else str(asked["count"])),
             plain(way_of(asked)),
             *(
@@ -90,20 +105,23 @@ def recovery_table(cells: Sequence[Cell], compared: bool = True) -> Table:
     head += ["PPL clean", "PPL corrupted", "PPL repaired"] if judged else []
     unit = "words" if typing else "tokens"
     notes = [
-        f"Touched and recovered: of the corrupted {unit}. Damaged: of all others. Errors are over texts."
+        f"Touched and recovered: of the corrupted {unit}. Damaged: of all others. Errors are over texts, "
+        f"{joined([str(cell.result['rows']) for cell in cells])} rows of {joined([text_of(cell) for cell in cells])}."
     ]
     if typing:
         notes.append("Errors are made as far as a text has words for them; a swapped pair counts as two.")
-    else:
+    if any(entry.paper for row in rows for entry in row):
         notes.append("[ ] is the paper's value: SCDD (p_u=0.2) on OWT, judged by GPT-2 large.")
+    if judged:
+        notes.append(f"PPL under {joined([c.result['judge'] for c in cells if 'judge' in c.result])}.")
     title = "Recovery from typing errors" if typing else "Recovery of random tokens"
-    return Table(title, head, rows, notes)
+    return Table(title + among, head, rows, notes)
 
 
-def _recovery_order(cell: Cell) -> tuple[Any, ...]:
-    """By system, the way of repair, and the number of errors."""
+def _repair_order(cell: Cell) -> tuple[Any, ...]:
+    """By the way of repair, and the number of errors."""
     asked = cell.settings
-    return cell.label, asked.get("threshold") or 0.0, asked["last"], asked["count"]
+    return asked.get("threshold") or 0.0, asked["last"], asked["steps"], asked["count"]
 
 
 def zero_shot_table(cells: Sequence[Cell]) -> Table:
@@ -114,7 +132,7 @@ def zero_shot_table(cells: Sequence[Cell]) -> Table:
     rows = []
     for cell in cells:
         found = cell.result["tasks"]
-        values = known["rows"].get(cell.made["paper"] or "")
+        values = known["rows"].get(paper_of(cell) or "")
         entries = [plain(cell.label)]
         for task in (*columns, *more):
             beside = f"{values[known['columns'].index(task)]:.2f}" if values and task in columns else None
@@ -146,12 +164,21 @@ def judge_table(cells: Sequence[Cell]) -> Table:
     for cell in ordered:
         found = cell.result["wins"]
         share = "–" if found["rate"] is None else f"{100 * found['rate']:.1f} %"
-        wins.append(Entry(f"{share}{stars(found['p'] if found['p'] is not None else 1.0)}"))
+        sure = found["p"] is not None and found["p"] < 0.05 and found["rate"] > 0.5
+        wins.append(Entry(f"{share}{stars(found['p'] if found['p'] is not None else 1.0)}", sure))
     rows.append(wins)
-    first, second = ordered[0].result["systems"]
+    counts = [plain("wins, losses, ties")]
+    for cell in ordered:
+        found = cell.result["wins"]
+        counts.append(plain(f"{found['first']}, {found['second']}, {found['ties']}"))
+    rows.append(counts)
+    head = ordered[0]
+    first, second = head.result["systems"]
     notes = [
-        f"{first} ({second}), mean scores from 1 to 10 by {ordered[0].result['model']} on the same corrupted inputs; "
-        "paired t-tests, binomial test of the wins (ties apart): * p < 0.05, ** p < 0.01.",
+        f"{first} ({second}), mean scores from 1 to 10 by {head.result['model']} on {head.result['texts']} texts of "
+        f"{text_of(head)} noised to t = {head.settings['t']:g}, the same for both; columns are network evaluations.",
+        f"Paired t-tests; binomial test of the wins of {first}, ties apart: * p < 0.05, ** p < 0.01. Bold: significantly "
+        f"better than {second}.",
     ]
     return Table(f"LLM as judge: {first} against {second}", ["", *map(str, columns)], rows, notes)
 
@@ -160,14 +187,21 @@ def mauve_table(cells: Sequence[Cell]) -> Table:
     """MAUVE by system and budget; the error is over the seeds of its clustering."""
     rows = [
         [
-            plain(cell.label),
+            plain(name),
             plain(str(cell.settings["nfe"])),
             plain(with_error(cell.result["value"], cell.result["error"])),
+            plain(str(cell.settings["num"])),
+            plain(text_of(cell)),
             plain(cell.result["features"]),
         ]
-        for cell in sorted(cells, key=lambda cell: (cell.label, cell.settings["nfe"]))
+        for cell, name in _ordered(cells, _mauve_order)
     ]
     notes = [
-        "1 is as human as the human texts; only numbers of equal sample sizes and features can be compared."
+        "1 is as human as the human texts; only numbers of equal texts and features can be compared. ± is over the seeds of "
+        "the clustering alone. There is a cluster for ten texts: below some hundreds the number is coarse."
     ]
-    return Table("MAUVE", ["system", "evaluations", "MAUVE", "features"], rows, notes)
+    return Table("MAUVE", ["system", "evaluations", "MAUVE", "texts", "against", "features"], rows, notes)
+
+
+def _mauve_order(cell: Cell) -> tuple[Any, ...]:
+    return cell.settings["nfe"], text_of(cell), cell.result["features"]

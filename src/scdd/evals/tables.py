@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import math
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,8 +19,8 @@ class Entry:
 
     def markdown(self) -> str:
         """Bold by stars; the paper's number in brackets."""
-        shown = f"**{self.text}**" if self.bold else self.text
-        return shown.replace("|", "\\|") + (f" [{self.paper}]" if self.paper else "")
+        shown = escaped(self.text)
+        return (f"**{shown}**" if self.bold else shown) + (f" [{self.paper}]" if self.paper else "")
 
     def html(self) -> str:
         """The paper's number set apart."""
@@ -39,19 +40,28 @@ class Table:
 
     def markdown(self) -> str:
         """A pipe table."""
-        lines = [f"### {self.title}", "", "| " + " | ".join(self.head) + " |"]
-        lines.append("|" + "|".join("---" if i == 0 else "---:" for i in range(len(self.head))) + "|")
+        lines = [f"### {escaped(self.title)}", "", "| " + " | ".join(map(escaped, self.head)) + " |"]
+        lines.append("|" + "|".join("---" if words else "---:" for words in self.words()) + "|")
         lines += ["| " + " | ".join(entry.markdown() for entry in row) + " |" for row in self.rows]
-        return "\n".join([*lines, "", *(f"{note}  " for note in self.notes)]) + "\n"
+        notes = ["", *(f"{escaped(note)}  " for note in self.notes)] if self.notes else []
+        return "\n".join([*lines, *notes]) + "\n"
+
+    def words(self) -> list[bool]:
+        """Which columns hold words, that begin at the left; numbers end at the right."""
+        word = re.compile(r"^[^\W\d_]|[^\W\d_]{3}")
+        return [i == 0 or any(word.search(row[i].text) for row in self.rows) for i in range(len(self.head))]
 
     def html(self) -> str:
         """A table element with its caption and notes."""
-        head = "".join(f"<th>{html.escape(name)}</th>" for name in self.head)
+        sides = ["class=words" if words else "class=number" for words in self.words()]
+        head = "".join(
+            f"<th {side}>{html.escape(name)}</th>" for side, name in zip(sides, self.head, strict=True)
+        )
+        tags = ["th", *["td"] * (len(self.head) - 1)]
         body = "".join(
             "<tr>"
             + "".join(
-                f"<{'th' if i == 0 else 'td'}>{e.html()}</{'th' if i == 0 else 'td'}>"
-                for i, e in enumerate(row)
+                f"<{tag} {side}>{e.html()}</{tag}>" for tag, side, e in zip(tags, sides, row, strict=True)
             )
             + "</tr>"
             for row in self.rows
@@ -66,6 +76,11 @@ class Table:
         """Plain data."""
         rows = [[{"text": e.text, "bold": e.bold, "paper": e.paper} for e in row] for row in self.rows]
         return {"title": self.title, "head": self.head, "rows": rows, "notes": self.notes}
+
+
+def escaped(text: str) -> str:
+    """Text that Markdown shows as it is; what it would not mistake stays readable."""
+    return re.sub(r"[\\`*|~]|<(?=[\w/!?])|(?<!\w)_|_(?!\w)", r"\\\g<0>", text)
 
 
 def number(value: float | None, digits: int = 4) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from scdd.core.errors import UserError
 from scdd.data.corpus import discover, documents
-from scdd.data.shards import MemoryTokens, Shards, TokenStream
+from scdd.data.shards import INDEX, MemoryTokens, Shards, TokenStream, read_manifest
 from scdd.data.tokenizer import TextTokenizer
 
 
@@ -19,9 +19,24 @@ class Rows:
 
     rows: list[list[int]]
     bytes: int
+    name: str = ""
+    """What people call the text."""
 
     def __len__(self) -> int:
         return len(self.rows)
+
+
+def split_name(text: str) -> tuple[str, str]:
+    """(Name, path) of `[NAME=]PATH`. Without a name, the path's last part, and what a prepared folder holds out."""
+    name, equals, path = text.partition("=")
+    if equals and name and path and not Path(text).exists():
+        return name, path
+    folder = Path(text)
+    if not (folder / INDEX).is_file():
+        return (text if text.startswith("hf:") else folder.name or text), text
+    sources = read_manifest(folder).get("preparation", {}).get("sources", [])
+    held = [source["name"] for source in sources if source.get("split") == "valid"]
+    return f"{folder.resolve().name} ({', '.join(held) or 'validation'})", text
 
 
 def read(paths: Sequence[str | Path], limit: int | None = None, field: str = "text") -> list[str]:
@@ -36,7 +51,7 @@ def open_stream(
     paths: Sequence[str | Path], tokenizer: TextTokenizer, field: str = "text", limit: int | None = None
 ) -> TokenStream:
     """A folder that `scdd prepare` wrote (its validation split), or any texts, tokenised now."""
-    if len(paths) == 1 and (Path(paths[0]) / "index.json").is_file():
+    if len(paths) == 1 and (Path(paths[0]) / INDEX).is_file():
         shards = Shards(paths[0], "valid")
         shards.require(tokenizer)
         return shards
