@@ -178,10 +178,20 @@ def test_bodies_that_are_none(client: Client, raw: bytes) -> None:
     assert answer.error["type"] == "invalid_request_error"
 
 
-def test_what_was_sent_is_not_sent_back(client: Client) -> None:
-    answer = client.post("/v1/generate", {"sampler": {"kind": "x" * 5000}})
-    assert answer.status == 400
+@pytest.mark.parametrize(
+    ("path", "body", "cure"),
+    [
+        ("generate", {"sampler": {"kind": "x" * 5000}}, ""),
+        ("generate", {"sampler": "x" * 5000}, "choose one of"),
+        ("correct", {"text": "The river", "freeze": ["x" * 5000]}, "copy it letter by letter."),
+        ("generate", {"model": "x" * 5000}, "this server has 'tiny'"),
+    ],
+)
+def test_what_was_sent_is_not_sent_back(client: Client, path: str, body: dict[str, Any], cure: str) -> None:
+    answer = client.post(f"/v1/{path}", body)
+    assert answer.status in (400, 404)
     assert len(answer.error["message"]) < 500
+    assert cure in answer.error["message"]
 
 
 class Broken(torch.nn.Module):
