@@ -69,6 +69,13 @@ def test_jobs_that_agree_share_a_batch(serving: Serving) -> None:
         assert [each["samples"][0]["seed"] for each in found] == list(range(6))
 
 
+def test_a_job_larger_than_a_batch_fills_nothing_up(serving: Serving) -> None:
+    """Four texts, one at a time: a group of four would be three quarters filling."""
+    with serving({"workers": 1, "batch": 1}) as client:
+        assert client.post("/v1/generate", {"length": 30, "steps": 4, "num": 4}).status == 200
+        assert client.meter("scdd_network_rows_total") == 16
+
+
 @pytest.mark.parametrize(
     "other", [{"length": 31}, {"steps": 5}, {"top_p": 0.5}, {"process": "gidd"}, {"final": "greedy"}]
 )

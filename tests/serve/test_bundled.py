@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from scdd.lm import LM
 from tests.serve.client import Client
+from tests.serve.conftest import Serving
 
 DAMAGED = "The river flows through the city and into water Atlantic Ocean."
 WHOLE = DAMAGED.replace("water", "the")
@@ -88,3 +90,15 @@ def test_openais_client_completes(bundled_client: Client) -> None:
         )
     assert found.choices[0].text == " of"
     assert found.choices[0].logprobs.token_logprobs[0] > -1.0
+
+
+def test_company_changes_nothing(serving: Serving, bundled: LM) -> None:
+    """Matrix products of its own sizes round in their own way, so this is asked of the real network too."""
+    bodies = [{"length": 40, "steps": 4, "seed": seed, "stop": False} for seed in range(5)]
+    with (
+        serving({"workers": 1, "batch": 5, "window": 5.0}, model=bundled) as client,
+        ThreadPoolExecutor(5) as pool,
+    ):
+        found = list(pool.map(lambda body: client.post("/v1/generate", body).json["samples"][0], bodies))
+        assert client.meter("scdd_batch_jobs_count") == 1
+    assert found == [bundled.generate(**body)[0].json() for body in bodies]  # type: ignore[arg-type]

@@ -118,6 +118,53 @@ def test_logprobs_are_those_of_the_tokens(api: Any, lm: LM) -> None:
     assert found.logprobs.text_offset[0] == 0
 
 
+def test_logprobs_of_several_windows_are_those_of_the_windows(api: Any, lm: LM) -> None:
+    """The last frame shows the last window only; the tokens before it were settled by frames before."""
+    asked = {"model": "tiny", "prompt": "The", "max_tokens": 80, "seed": 3, "logprobs": 0}
+    found = api.completions.create(**asked, extra_body={"steps": 3}).choices[0]
+    before = len(lm.tokenizer.encode("The"))
+    way = lm.generate(prompt="The", length=before + 80, seed=3, steps=3, record=True)[0].trajectory
+    assert way is not None
+    known = [[p for p in column if p == p][-1] for column in way.log_p.T.tolist()]
+    assert len(found.logprobs.token_logprobs) > 38  # more than a window
+    expected = known[before : before + len(found.logprobs.tokens)]
+    assert found.logprobs.token_logprobs == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("text", ["The fox", "naïve 漢字 fox 🦊", "🦊🦊"])
+def test_logprobs_count_characters_not_bytes(lm: LM, text: str) -> None:
+    """A character of several tokens is one character, and the tokens after it are not lost."""
+    from scdd.lm import Sample
+    from scdd.serve.completion import Cutter, choice
+
+    tokens = tuple(lm.tokenizer.encode(text))
+    sample = Sample(text, tokens, 0, 0, 1, 1, len(tokens), 0, 0, "ancestral", "ancestral", "scdd")
+    row = [lm.tokenizer.mask_id] * len(tokens)
+    found = choice(0, Cutter(lm.tokenizer, row, 0, len(row), [], "<", True), sample, logs=True)
+    assert found.text == f"<{text}"
+    assert found.logprobs is not None
+    assert found.logprobs["tokens"] == [lm.tokenizer.token(token) for token in tokens]
+    for word, at in zip(found.logprobs["tokens"], found.logprobs["text_offset"], strict=True):
+        assert word == "\ufffd" or found.text[at:].startswith(word)
+    assert found.logprobs["text_offset"] == sorted(found.logprobs["text_offset"])
+    stopped = choice(0, Cutter(lm.tokenizer, row, 0, len(row), [" fox"], "", True), sample, logs=True)
+    assert stopped.logprobs is not None
+    cut = stopped.logprobs["tokens"]
+    assert cut == found.logprobs["tokens"][: len(lm.tokenizer.encode(stopped.text))]
+
+
+def test_a_stream_with_logprobs_adds_up_too(api: Any) -> None:
+    asked = {"model": "tiny", "prompt": "The", "max_tokens": 60, "seed": 3, "logprobs": 1, "n": 2}
+    whole = api.completions.create(**asked, extra_body={"steps": 3})
+    chunks = [
+        chunk.choices[0] for chunk in api.completions.create(**asked, stream=True, extra_body={"steps": 3})
+    ]
+    for choice in whole.choices:
+        parts = [chunk for chunk in chunks if chunk.index == choice.index]
+        assert "".join(part.text for part in parts) == choice.text
+        assert parts[-1].logprobs == choice.logprobs
+
+
 def test_prompts_can_be_many_and_can_be_tokens(api: Any, lm: LM) -> None:
     ids = lm.tokenizer.encode("The river runs")
     many = api.completions.create(
@@ -133,6 +180,44 @@ def test_temperature_zero_is_greedy(api: Any, lm: LM) -> None:
     before = len(lm.tokenizer.encode("The"))
     expected = lm.generate(prompt="The", length=before + 8, seed=3, top_k=1)[0]
     assert found.choices[0].text == lm.engine.text(expected.tokens[before:])
+
+
+@pytest.mark.parametrize(
+    ("asked", "same"),
+    [
+        ({"top_p": 0}, {"top_k": 1}),
+        ({"temperature": 0.5}, {"temperature": 0.5}),
+        ({"temperature": 1.5, "top_p": 0.4}, {"temperature": 1.5, "top_p": 0.4}),
+        ({"extra_body": {"top_k": 3, "steps": 2}}, {"top_k": 3, "steps": 2}),
+        ({"extra_body": {"grid": "cosine", "final": "greedy"}}, {"grid": "cosine", "final": "greedy"}),
+    ],
+)
+def test_filters_are_the_librarys(api: Any, lm: LM, asked: dict[str, Any], same: dict[str, Any]) -> None:
+    before = len(lm.tokenizer.encode("The"))
+    found, plain = (
+        api.completions.create(model="tiny", prompt="The", max_tokens=20, seed=3, **how).choices[0].text
+        for how in (asked, {})
+    )
+    expected = lm.generate(prompt="The", length=before + 20, seed=3, **same)[0]
+    assert found == lm.engine.text(expected.tokens[before:])
+    assert found != plain
+
+
+def test_seeds(api: Any) -> None:
+    """The same one gives the same text, none a new one each time, which the answer names."""
+    asked = {"model": "tiny", "prompt": "The", "max_tokens": 20}
+    first, second = api.completions.create(**asked), api.completions.create(**asked)
+    again = api.completions.create(**asked, seed=first.scdd["seed"])
+    assert first.choices[0].text == again.choices[0].text != second.choices[0].text
+
+
+def test_no_prompt_is_an_empty_one(api: Any) -> None:
+    """OpenAI's client lets people send None."""
+    texts = {
+        api.completions.create(model="tiny", prompt=prompt, max_tokens=8, seed=1).choices[0].text
+        for prompt in (None, "")
+    }
+    assert len(texts) == 1
 
 
 def test_a_stop_that_may_still_come_is_not_sent_before(lm: LM) -> None:
@@ -175,6 +260,32 @@ def test_mistakes_raise_the_clients_own_errors(api: Any, wrong: dict[str, Any]) 
         api.completions.create(**{"model": "tiny", "prompt": "The", **wrong})
     assert caught.value.body["message"]
     assert caught.value.type == "invalid_request_error"
+
+
+@pytest.mark.parametrize(("tokens", "said"), [(1000, "is 1000"), (99, "102 tokens")])
+def test_what_is_too_long_names_the_parameter_that_was_sent(api: Any, tokens: int, said: str) -> None:
+    """100 tokens are allowed, the prompt's included."""
+    with pytest.raises(openai.BadRequestError, match=said) as caught:
+        api.completions.create(model="tiny", prompt="The fox", max_tokens=tokens)
+    assert (caught.value.param, caught.value.code) == ("max_tokens", "limit_exceeded")
+
+
+def test_a_stream_takes_one_prompt(api: Any) -> None:
+    with pytest.raises(openai.BadRequestError, match="one prompt"):
+        api.completions.create(model="tiny", prompt=["The", "A"], stream=True)
+
+
+def test_the_time_limit_is_an_error_of_the_clients(serving: Serving) -> None:
+    with (
+        serving({"steps": 20000, "seconds": 0.5, "workers": 1}) as client,
+        openai.OpenAI(base_url=f"{client.url}/v1", api_key="none", max_retries=0) as api,
+    ):
+        asked = {"model": "tiny", "prompt": "The", "max_tokens": 30, "extra_body": {"steps": 20000}}
+        with pytest.raises(openai.APIStatusError) as caught:
+            api.completions.create(**asked)
+        assert (caught.value.status_code, caught.value.code) == (504, "timeout")
+        with pytest.raises(openai.APIError, match=r"within 0\.5 s"):
+            list(api.completions.create(**asked, stream=True))
 
 
 def test_a_token_is_asked_for(serving: Serving) -> None:

@@ -89,6 +89,8 @@ def test_sigterm_under_load_loses_no_accepted_request(folder: Path) -> None:
         (["--port", "70000"], "--port is 70000"),
         (["--host", "no such place", "--no-token"], "no such place"),
         (["--max-steps", "0"], "--max-steps is 0"),
+        (["--timeout", "inf"], "--timeout is inf"),
+        (["--token", " "], "--token"),
         (["--log-level", "loud"], "--log-level"),
         (["--model", "/nowhere/at/all"], "/nowhere/at/all"),
     ],

@@ -60,6 +60,14 @@ def test_correct(client: Client, lm: LM, mode: str) -> None:
     assert answer["text"].startswith("The river")
 
 
+def test_changes_in_every_window_have_their_probabilities(client: Client) -> None:
+    """A text longer than the context is repaired window by window, and the last frame shows the last one only."""
+    body = {"text": "The river runs to the sea. " * 5, "strength": 0.9, "seed": 5, "steps": 8}
+    changes = client.post("/v1/correct", body).json["changes"]
+    assert changes[0]["position"] < 19 < changes[-1]["position"]
+    assert all(change["p_after"] > 0.0 for change in changes)
+
+
 def test_score(client: Client, lm: LM) -> None:
     answer = client.post("/v1/score", {"text": "The river runs.", "strength": 0.2}).json
     assert answer == {"model": "tiny", **lm.score("The river runs.", strength=0.2).json()}
@@ -90,6 +98,22 @@ def test_another_schedule_is_really_used(client: Client) -> None:
     assert sum(s["corrections"] for s in found[1]) == 0
 
 
+def test_limits_below_the_defaults_lower_them(serving: Serving, lm: LM) -> None:
+    """Whoever names no number of steps or tokens is not told that it is too large."""
+    with serving({"steps": 4, "length": 12}) as client:
+        made = client.post("/v1/generate", {"seed": 1}).json["samples"][0]
+        assert made == lm.generate(length=12, steps=4, seed=1)[0].json()
+        assert client.post("/v1/infill", {"text": "The [MASK]"}).json["samples"][0]["steps"] == 4
+        assert client.post("/v1/correct", {"text": "The river"}).json["steps"] == 4
+        asked = {"model": "tiny", "prompt": "The", "max_tokens": 8}
+        assert client.post("/v1/completions", asked).json["scdd"]["steps"] == 4
+        events = list(client.events("/v1/denoise", {"task": "correct", "text": "The river"}))
+        assert events[0][1]["steps"] == 4
+        settings = client.get("/v1/settings").json
+        assert (settings["length"], settings["sampling"]["steps"]) == (12, 4)
+        assert client.post("/v1/correct", {"text": "The river", "steps": 5}).error["param"] == "steps"
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [
@@ -108,7 +132,8 @@ def test_another_schedule_is_really_used(client: Client) -> None:
         ("generate", {"prompt": "the " * 200}, "prompt"),
         ("infill", {"text": "no hole"}, None),
         ("infill", {"text": "[MASK:999999999999999999]"}, "text"),
-        ("infill", {"text": "[MASK:90000]"}, "length"),
+        ("infill", {"text": "[MASK:90000]"}, "text"),
+        ("infill", {"text": "the fox " * 20 + "[MASK:99]"}, "text"),
         ("correct", {"text": "The river", "strength": 0.0}, "strength"),
         ("correct", {"text": "The river", "freeze": ["lake"]}, None),
         ("correct", {"text": " "}, None),
@@ -153,10 +178,20 @@ def test_bodies_that_are_none(client: Client, raw: bytes) -> None:
     assert answer.error["type"] == "invalid_request_error"
 
 
-def test_what_was_sent_is_not_sent_back(client: Client) -> None:
-    answer = client.post("/v1/generate", {"sampler": {"kind": "x" * 5000}})
-    assert answer.status == 400
+@pytest.mark.parametrize(
+    ("path", "body", "cure"),
+    [
+        ("generate", {"sampler": {"kind": "x" * 5000}}, ""),
+        ("generate", {"sampler": "x" * 5000}, "choose one of"),
+        ("correct", {"text": "The river", "freeze": ["x" * 5000]}, "copy it letter by letter."),
+        ("generate", {"model": "x" * 5000}, "this server has 'tiny'"),
+    ],
+)
+def test_what_was_sent_is_not_sent_back(client: Client, path: str, body: dict[str, Any], cure: str) -> None:
+    answer = client.post(f"/v1/{path}", body)
+    assert answer.status in (400, 404)
     assert len(answer.error["message"]) < 500
+    assert cure in answer.error["message"]
 
 
 class Broken(torch.nn.Module):

@@ -76,3 +76,17 @@ def test_the_pace_follows_what_is_carried_out(lm: LM) -> None:
         made.scheduler.learn(COST, 0.001)
     made.scheduler.submit(jobs(made, 8))
     assert made.scheduler.waiting() == 9
+
+
+def test_after_the_end_nothing_is_taken(lm: LM) -> None:
+    made = service(lm, 0.01)
+    (taken,) = jobs(made, 1)
+    made.scheduler.submit([taken])
+    made.scheduler.close()
+    with pytest.raises(ApiError) as caught:
+        made.scheduler.submit(jobs(made, 1))
+    assert caught.value.status == 503
+    assert caught.value.headers is not None
+    assert "Retry-After" in caught.value.headers
+    made.scheduler.work()
+    assert taken.future.done()

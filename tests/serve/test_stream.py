@@ -100,6 +100,23 @@ def test_work_stops_when_the_client_goes_away(serving: Serving, path: str) -> No
         assert client.post("/v1/generate", {"length": 10, "steps": 2}).status == 200
 
 
+def test_silence_is_filled_with_comments(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever stands in between does not take the connection for dead; here a job waits for company, in vain."""
+    from scdd.serve import stream
+
+    monkeypatch.setattr(stream, "ALIVE", 0.05)
+    with serving({"window": 0.5, "workers": 1}) as client:
+        for path, body in (
+            ("/v1/denoise", {"task": "generate", "length": 10, "steps": 2}),
+            ("/v1/completions", {"model": "tiny", "max_tokens": 8, "stream": True}),
+        ):
+            connection, response = client.open("POST", path, body)
+            lines = list(response)
+            connection.close()
+            assert lines.count(b": still here\n") >= 2
+            assert lines[-2] in (b"data: {}\n", b"data: [DONE]\n")
+
+
 def test_the_time_limit(serving: Serving) -> None:
     with serving({"steps": 20000, "seconds": 0.5, "workers": 1}) as client:
         start = time.monotonic()

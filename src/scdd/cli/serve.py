@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 from typing import TYPE_CHECKING, Annotated
 
 import fastapi  # noqa: F401  (said here, so that a missing extra is named before the model is loaded)
@@ -67,7 +68,8 @@ def serve(
         raise UserError(
             f"--host {host} lets other machines in: set a token (SCDD_TOKEN), or say --no-token if that is what you want."
         )
-    if token is not None and (not token.isascii() or not token.strip()):
+    token = token if token is None else token.strip()  # as HTTP strips what is sent
+    if token is not None and not (token.isascii() and token):
         raise UserError("--token must be ASCII text: choose another one.")
     if not 0 <= port <= 65535:
         raise UserError(f"--port is {port}: give one from 1 to 65535, or 0 for a free one.")
@@ -75,7 +77,7 @@ def serve(
         "--max-length": max_length, "--max-steps": max_steps, "--max-texts": max_texts, "--max-body": max_body,
         "--max-queue": max_queue, "--timeout": timeout, "--batch-size": batch_size, "--workers": workers, "--group": group,
     }.items():  # fmt: skip
-        if value is not None and not value > 0:
+        if value is not None and not 0 < value < math.inf:
             raise UserError(f"{option} is {value}: give a number above 0.")
     if log_level not in ("critical", "error", "warning", "info", "debug"):
         raise UserError(f"--log-level is {log_level!r}: choose critical, error, warning, info or debug.")

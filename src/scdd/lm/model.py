@@ -223,7 +223,7 @@ class LM:
         def finish(sample: Sample) -> Correction:
             assert sample.trajectory is not None
             way = sample.trajectory
-            p_after = way.log_p[-1].double().exp().nan_to_num(0.0).tolist() if len(way.moments) else []
+            p_after = way.last_log_p.double().exp().nan_to_num(0.0).tolist()
             scores, _, nfe = judge(self.engine, row, strength)
             return self._correction(
                 text, row, sample.tokens, scores, p_after, "reverse", strength, seed, steps, nfe + sample.nfe, final,

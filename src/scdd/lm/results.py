@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 
@@ -26,6 +27,14 @@ class Trajectory:
     moved: Tensor  # [F, L] int8, by number as `samplers.KINDS` names them
     log_p: Tensor  # [F, L] float32: log x_θ of each token; NaN unknown, −∞ at masks
     moments: tuple[Moment, ...]
+
+    @property
+    def last_log_p(self) -> Tensor:
+        """[L]: log x_θ of each token in the last frame that knows it; no frame shows all windows of a long text."""
+        last = self.log_p.new_full(self.start.shape, torch.nan)
+        for seen in self.log_p:
+            last = torch.where(seen.isnan(), last, seen)
+        return last
 
 
 @dataclass(frozen=True)

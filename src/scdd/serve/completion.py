@@ -60,10 +60,14 @@ class Cutter:
         self.sent += fresh
         return fresh
 
+    def decoded(self, tokens: Sequence[int]) -> str:
+        """Tokens as text, but for the frame's own two."""
+        frame = (self.tokenizer.bos_id, self.tokenizer.eos_id)
+        return self.tokenizer.decode([i for i in tokens if i not in frame], skip_special=False)
+
     def _cut(self, tokens: Sequence[int]) -> tuple[str, bool]:
         """(Text up to the first stop, whether there was one)."""
-        frame = (self.tokenizer.bos_id, self.tokenizer.eos_id)
-        text = self.tokenizer.decode([i for i in tokens if i not in frame], skip_special=False)
+        text = self.decoded(tokens)
         found = [at for at in (text.find(stop) for stop in self.stops) if at >= 0]
         return (text[: min(found)], True) if found else (text, False)
 
@@ -75,17 +79,27 @@ def choice(index: int, cutter: Cutter, sample: Sample, logs: bool) -> Choice:
     return Choice(index=index, text=text, finish_reason="stop" if ended else "length", logprobs=known)
 
 
+def _places(cutter: Cutter, tokens: Sequence[int]) -> list[int]:
+    """Where each token begins in the text; the bytes of one character begin where it does."""
+    places: list[int] = []
+    at, begun = 0, 0  # of the text, and of the tokens: where whole characters end
+    for i in range(len(tokens)):
+        places.append(at)
+        piece = cutter.decoded(tokens[begun : i + 1])
+        if not piece.endswith("\ufffd"):
+            at, begun = at + len(piece), i + 1
+    return places
+
+
 def _logprobs(cutter: Cutter, sample: Sample, end: int) -> dict[str, Any]:
-    """log x_θ of each token of the text as the last step left it; null where it is not known."""
-    words, offsets, at = [], [], len(cutter.echo)
-    for token in cutter.inside(sample.tokens):
-        if at >= end:  # a stop has cut the text here
-            break
-        words.append(cutter.tokenizer.token(token))
-        offsets.append(at)
-        at += len(words[-1])
+    """log x_θ of each token of the text as the last step that saw it left it; null where it is not known."""
+    tokens, start = cutter.inside(sample.tokens), len(cutter.echo)
+    offsets = [start + place for place in _places(cutter, tokens)]
+    if start + len(cutter.decoded(tokens)) > end:  # a stop has cut the text
+        offsets = [at for at in offsets if at < end]
+    words = [cutter.tokenizer.token(token) for token in tokens[: len(offsets)]]
     way = sample.trajectory
-    known = way.log_p[-1].tolist() if way is not None and len(way.moments) else []
+    known = [] if way is None else way.last_log_p.tolist()
     logs = [finite(round(value, 6)) for value in known[cutter.start : cutter.start + len(words)]]
     logs += [None] * (len(words) - len(logs))
     best = [{word: log} if log is not None else {} for word, log in zip(words, logs, strict=True)]

@@ -79,7 +79,7 @@ def as_api_error(error: BaseException) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, UserError):
-        return ApiError(400, str(error), code="invalid_value")
+        return ApiError(400, short(str(error)), code="invalid_value")
     log.error("A request failed", exc_info=error)
     return ApiError(
         500, "The server made a mistake; its log says which.", "server_error", code="internal_error"
@@ -121,8 +121,15 @@ def explain(errors: Sequence[Any]) -> tuple[str, str | None]:
     last = str(best["loc"][-1])
     inside = len(best["loc"]) > 2 and last.isidentifier() and last not in ("str", "int", "float", "bool")
     param = f"{field}.{last}" if field and inside else field
-    message = str(best["msg"]).removeprefix("Value error, ")[:LONGEST]
+    message = short(str(best["msg"]).removeprefix("Value error, "))
     return (f"{param}: {message}." if param else f"The body is wrong: {message}."), param
+
+
+def short(message: str) -> str:
+    """A message without the middle of a long one: the mistake is named at its beginning, the cure at its end."""
+    if len(message) <= LONGEST:
+        return message
+    return f"{message[: LONGEST // 3]} … {message[-2 * LONGEST // 3 :]}"
 
 
 def _field(error: Any) -> str | None:

@@ -41,7 +41,10 @@ class Order:
                 code="unsupported_value",
             )
         self.prompts = self._prompts()
-        service.check_size(steps=service.steps(body.steps), length=self.room)
+        self.steps = service.steps(body.steps)
+        service.check_size(steps=self.steps)
+        if self.room > service.limits.length:
+            raise beyond("max_tokens", f"is {self.room}", service.limits.length)
         texts = self.n * len(self.prompts)
         if texts > service.limits.texts:
             raise beyond("n", f"asks for {texts} texts in all", service.limits.texts)
@@ -58,8 +61,8 @@ class Order:
 
     def _prompts(self) -> list[str]:
         given: Any = self.body.prompt
-        if isinstance(given, str):
-            return [given]
+        if given is None or isinstance(given, str):
+            return [given or ""]
         if not given:
             raise ApiError(
                 400, "prompt is an empty list: give at least one.", param="prompt", code="invalid_value"
@@ -80,7 +83,7 @@ class Order:
         """OpenAI's temperature 0 and top_p 0 mean: the likeliest token."""
         body = self.body
         greedy = body.temperature == 0.0 or body.top_p == 0.0
-        how: dict[str, Any] = {"steps": body.steps, "grid": body.grid, "final": body.final}
+        how: dict[str, Any] = {"steps": self.steps, "grid": body.grid, "final": body.final}
         how |= (
             {"top_k": 1}
             if greedy
@@ -93,7 +96,10 @@ class Order:
 
     def _job(self, prompt: str, tokens: int, record: bool, how: dict[str, Any]) -> Job:
         length = tokens + self.room + self.after
-        self.service.check_size(length=length)
+        if length > self.service.limits.length:
+            raise beyond(
+                "max_tokens", f"makes {length} tokens with prompt and suffix", self.service.limits.length
+            )
         run = self.service.lm.start(
             self.n,
             length=length,

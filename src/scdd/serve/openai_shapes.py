@@ -25,8 +25,8 @@ class Completion(ask.Body):
 
     model: ask.Text
     """The model's id (see /v1/models)."""
-    prompt: ask.Text | list[ask.Text] | list[Id] | list[list[Id]] = ""
-    """Text, texts, or the model's token ids."""
+    prompt: ask.Text | list[ask.Text] | list[Id] | list[list[Id]] | None = ""
+    """Text, texts, or the model's token ids; null is no text."""
     suffix: ask.Text | None = None
     """What comes after the completion: it is filled in between."""
     max_tokens: ask.Count | None = 16

@@ -64,8 +64,8 @@ class How(Body):
     """Stop a text when fewer than this many tokens are expected to change any more."""
 
     def wishes(self) -> dict[str, Any]:
-        """What was asked for, as `LM.start` takes it; sampler and process need the model to be understood."""
-        names = ("steps", "grid", "final", "top_p", "top_k", "temperature", "tolerance")
+        """What was asked for, as `LM.start` takes it; the other settings need the server to be understood."""
+        names = ("grid", "final", "top_p", "top_k", "temperature", "tolerance")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 

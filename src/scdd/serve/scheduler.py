@@ -190,7 +190,7 @@ class Scheduler:
         engine = runs[0].engine
         guarded = cast(Denoiser, Guarded(engine.denoiser, jobs, self.meters))
         run = Run.joined(runs, replace(engine, denoiser=guarded))
-        rows, length = len(run.starts), max(map(len, run.starts))
+        rows, length = min(len(run.starts), self.limits.batch), max(map(len, run.starts))
         run.settings = replace(run.settings, together=self.sharing.size(rows, length))
         ends = [sum(job.rows for job in jobs[: i + 1]) for i in range(len(jobs))]
         if any(job.watch is not None for job in jobs):

@@ -133,7 +133,9 @@ class Service:
     def wishes(self, body: ask.How) -> dict[str, Any]:
         """Keyword arguments for `LM.start`."""
         seed = draw_seed() if body.seed is None else body.seed
-        return {**body.wishes(), "sampler": self.sampler(body.sampler), "seed": seed}
+        return {
+            **body.wishes(), "steps": self.steps(body.steps), "sampler": self.sampler(body.sampler), "seed": seed
+        }  # fmt: skip
 
     # -- jobs ---------------------------------------------------------------------------------------------------------
 
@@ -160,16 +162,19 @@ class Service:
         sizes = [span[1] or "1" for span in SPAN.finditer(body.text)]
         if max(map(len, sizes), default=0) > 9:
             raise beyond("text", "asks for a hole of a billion tokens", self.limits.length)
-        self.check_size(length=sum(map(int, sizes)))
+        if (holes := sum(map(int, sizes))) > self.limits.length:
+            raise beyond("text", f"has holes for {holes} tokens", self.limits.length)
         run = lm.start_infill(body.text, body.num, blocks=True, record=record, **self.wishes(body))
-        self.check_size(length=max(map(len, run.starts)))
+        if (length := len(run.starts[0])) > self.limits.length:
+            raise beyond("text", f"has {length} tokens with its holes", self.limits.length)
         return self.ready(run)
 
     def correct(self, body: ask.Correct, record: bool = False) -> Job:
         """A text to repair."""
         self.check_model(body.model)
         lm = self.view(body.process)
-        self.check_size(steps=body.steps)
+        steps = body.steps if "steps" in body.model_fields_set else min(body.steps, self.limits.steps)
+        self.check_size(steps=steps)
         tokens = self.tokens(body.text)
         freeze: list[str | tuple[int, int]] = [
             item if isinstance(item, str) else (item[0], item[1]) for item in body.freeze
@@ -180,7 +185,7 @@ class Service:
             work = partial(lm.correct, body.text, mode="pass", threshold=body.threshold, **shared)
             return Job(work=work, cost=cost(len(tokens)))
         run, finish = lm.start_correct(
-            body.text, steps=body.steps, final=body.final, top_p=body.top_p, record=record, **shared
+            body.text, steps=steps, final=body.final, top_p=body.top_p, record=record, **shared
         )
         return self.ready(run, lambda samples: finish(samples[0]))
 
@@ -201,8 +206,8 @@ class Service:
         return Job(run=run, finish=finish)
 
     def steps(self, wanted: int | None) -> int:
-        """The steps that a request will take."""
-        return self.lm.sampling.steps if wanted is None else wanted
+        """The steps that a request will take; the usual number is no reason to refuse it."""
+        return min(self.lm.sampling.steps, self.limits.steps) if wanted is None else wanted
 
     # -- waiting ------------------------------------------------------------------------------------------------------
 
@@ -258,7 +263,7 @@ class Service:
             limits={
                 name: getattr(self.limits, name) for name in ("length", "steps", "texts", "seconds", "body")
             },
-            sampling=asdict(self.lm.sampling),
+            sampling={**asdict(self.lm.sampling), "steps": self.steps(None)},
             refusals={name: why for name, why in refusals.items() if why is not None},
             recipe_schema={
                 "$defs": whole["$defs"],

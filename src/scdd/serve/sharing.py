@@ -56,7 +56,7 @@ class Sharing:
             self._tried[size, length] = self._tried[0, 0] and self._rows_agree(size, length)
             if not self._tried[size, length]:
                 log.warning(
-                    "Rows of %d tokens go one by one: %d together would round otherwise here.", length, size
+                    "Rows of %d tokens do not go %d at a time: they would round otherwise here.", length, size
                 )
         return self._tried[size, length]
 

@@ -187,9 +187,17 @@ export class Player {
   // -- time ---------------------------------------------------------------------------------------------------------
   key(e) {
     const jump = { ArrowLeft: this.at - 1, ArrowRight: this.at + 1, Home: 0, End: Infinity }[e.key];
-    if (jump === undefined && e.key !== " ") return;
+    const by = { ArrowUp: -1, ArrowDown: 1 }[e.key];
+    if (jump === undefined && !by && e.key !== " ") return;
     e.preventDefault();
-    if (e.key === " ") $("play").click(); else this.jump(jump);
+    if (e.key === " ") $("play").click(); else if (by) this.hold(by); else this.jump(jump);
+  }
+  hold(by) {  // what a pointer finds out about a token, for whoever has none
+    const last = this.spans.length - 1;
+    if (last < 0) return;
+    this.held = this.held === null ? (by > 0 ? 0 : last) : Math.max(0, Math.min(this.held + by, last));
+    this.show(this.at);
+    this.spans[this.held].scrollIntoView({ block: "nearest" });
   }
   play() {
     if (!this.way?.last) return;
