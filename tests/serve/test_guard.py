@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import socket
 from importlib import resources
+from typing import Any
 
 import pytest
 
@@ -120,3 +121,35 @@ def test_the_pages_ask_nobody_else(client: Client) -> None:
 
 def test_health(client: Client) -> None:
     assert client.get("/healthz").json == {"status": "ok", "model": "tiny", "waiting": 0}
+
+
+def test_heads_are_answers_without_a_body(client: Client) -> None:
+    for path in ("/", "/healthz", "/static/style.css"):
+        head, whole = client.ask("HEAD", path), client.get(path)
+        assert (head.status, head.raw) == (200, b"")
+        assert head.headers["content-length"] == str(len(whole.raw))
+    assert client.ask("HEAD", "/v1/generate").status == 405
+
+
+def test_whoever_reads_nothing_is_hung_up_on() -> None:
+    import asyncio
+
+    from scdd.serve.guard import Guard
+    from scdd.serve.metrics import Meters
+
+    sent = []
+
+    async def endless(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while True:
+            await send({"type": "http.response.body", "body": b"more", "more_body": True})
+
+    async def send(message: Any) -> None:
+        sent.append(message["type"])
+        if len(sent) == 3:  # the client's buffers are full
+            await asyncio.Event().wait()
+
+    guard = Guard(endless, body=100, token=None, hosts=None, meters=Meters(), patience=0.05)
+    scope = {"type": "http", "method": "GET", "path": "/", "headers": []}
+    asyncio.run(asyncio.wait_for(guard(scope, asyncio.Event().wait, send), 10))  # type: ignore[arg-type]
+    assert len(sent) == 3

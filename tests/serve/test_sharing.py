@@ -30,8 +30,21 @@ class Fickle(torch.nn.Module):
         return self.inner.hidden(z_t, t, documents) * (1.0 + 1e-6 * (z_t.shape[0] - 1))
 
 
-def fickle(lm: LM) -> LM:
-    network: Any = Fickle(lm.network)
+class Partial(Fickle):
+    """A network whose last bits depend on a row's place, unless there are at least so many rows."""
+
+    def __init__(self, inner: DiT, sound: int) -> None:
+        super().__init__(inner)
+        self.sound = sound
+
+    def hidden(self, z_t: Tensor, t: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
+        rows = z_t.shape[0]
+        place = torch.arange(rows).view(-1, 1, 1) * (rows < self.sound)
+        return self.inner.hidden(z_t, t, documents) * (1.0 + 1e-6 * place)
+
+
+def fickle(lm: LM, kind: type[Fickle] = Fickle, *args: int) -> LM:
+    network: Any = kind(lm.network, *args)
     return LM(network, lm.process, lm.tokenizer, lm.context, lm.sampling, name="fickle")
 
 
@@ -43,7 +56,20 @@ def test_sizes(lm: LM) -> None:
     for rows in (2, 5, 8, 30):
         size = sharing.size(rows, 30)
         assert size is None or (size in SIZES and size <= rows)
-    assert Sharing(lm, 16).size(1, 30) == 16
+
+
+def test_a_group_of_its_own_size_is_filled_up_for_any_number_of_texts(lm: LM) -> None:
+    from scdd.serve.sharing import Sharing
+
+    sharing = Sharing(lm, 4)
+    assert {sharing.size(rows, 30) for rows in (1, 3, 4, 9)} == {4}
+
+
+@pytest.mark.parametrize(("sound", "found"), [(1, 4), (9, 16), (100, 1)])
+def test_groups_grow_until_a_rows_place_does_not_count(lm: LM, sound: int, found: int) -> None:
+    from scdd.serve.sharing import Sharing
+
+    assert Sharing(fickle(lm, Partial, sound), 4).size(1, 30) == found
 
 
 def test_what_would_change_bits_goes_one_by_one(lm: LM) -> None:

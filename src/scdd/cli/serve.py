@@ -56,7 +56,7 @@ def serve(
     group: Annotated[
         int | None,
         typer.Option(
-            help="Rows of every network evaluation; default: 16 on a GPU; on a CPU as many as change no bit."
+            help="Rows of every network evaluation; default: 64 on a GPU; on a CPU as many as change no bit."
         ),
     ] = None,
     changes: o.Changes = None,

@@ -74,7 +74,10 @@ def create_app(
         return Response(status_code=499)  # nobody reads this
 
     app.add_exception_handler(ClientGone, left)
-    app.add_middleware(Guard, body=service.limits.body, token=token, hosts=hosts, meters=service.meters)
+    limits = service.limits
+    app.add_middleware(
+        Guard, body=limits.body, token=token, hosts=hosts, meters=service.meters, patience=limits.seconds
+    )
     _tidy_schema(app)
     return app
 

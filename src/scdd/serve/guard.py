@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import time
 from collections.abc import Iterable
@@ -32,10 +33,18 @@ class Guard:
     """Plain ASGI, so that streams pass through unbuffered and disconnects stay visible."""
 
     def __init__(
-        self, app: ASGIApp, *, body: int, token: str | None, hosts: Iterable[str] | None, meters: Meters
+        self,
+        app: ASGIApp,
+        *,
+        body: int,
+        token: str | None,
+        hosts: Iterable[str] | None,
+        meters: Meters,
+        patience: float,
     ) -> None:
-        """`hosts`: the names that a request's Host may have, and the pages that may send one (None: any)."""
-        self.app, self.body, self.meters = app, body, meters
+        """`hosts`: the names that a request's Host may have, and the pages that may send one (None: any). `patience`:
+        seconds that a client may take to read what it is sent."""
+        self.app, self.body, self.meters, self.patience = app, body, meters, patience
         self.token = token.encode() if token else None
         self.hosts = None if hosts is None else {host.lower() for host in hosts}
 
@@ -44,7 +53,11 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        passage = _Passage(receive, send, self.body)
+        if (
+            scope["method"] == "HEAD"
+        ):  # as GET; the HTTP server knows what was asked for and keeps the body back
+            scope = {**scope, "method": "GET"}
+        passage = _Passage(receive, send, self.body, self.patience)
         start = time.monotonic()
         try:
             refusal = self._refusal(scope)
@@ -53,6 +66,8 @@ class Guard:
             else:
                 await refusal.response()(scope, receive, passage.send)
         except Exception as error:
+            if passage.stalled:
+                return
             if passage.begun:  # half an answer: all that is left is to hang up
                 raise
             await as_api_error(error).response()(scope, receive, passage.send)
@@ -100,9 +115,9 @@ def too_large(most: int) -> ApiError:
 class _Passage:
     """One request's messages: bodies without a declared length are counted as they arrive, answers get their headers."""
 
-    def __init__(self, receive: Receive, send: Send, most: int) -> None:
-        self._receive, self._send, self._most = receive, send, most
-        self._total, self._over, self.begun, self.status = 0, False, False, 500
+    def __init__(self, receive: Receive, send: Send, most: int, patience: float) -> None:
+        self._receive, self._send, self._most, self._patience = receive, send, most, patience
+        self._total, self._over, self.begun, self.stalled, self.status = 0, False, False, False, 500
 
     async def receive(self) -> Message:
         """The next part of the body, or the client's leaving."""
@@ -122,7 +137,13 @@ class _Passage:
         if message["type"] == "http.response.start":
             self.begun, self.status = True, message["status"]
             message = {**message, "headers": [*message["headers"], *_missing(message["headers"])]}
-        await self._send(message)
+        try:
+            await asyncio.wait_for(self._send(message), self._patience)
+        except (
+            asyncio.TimeoutError
+        ):  # whoever stays and reads nothing would keep an answer in memory for ever
+            self.stalled = True
+            raise
 
     async def _refuse(self) -> None:
         answer = too_large(self._most).response()

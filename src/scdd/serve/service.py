@@ -58,7 +58,8 @@ class Service:
         steps, length = 4, self.usual_length
         for _ in range(2):  # the first one is slower
             start = time.monotonic()
-            self.lm.generate(steps=steps, length=length, together=self.limits.together)
+            together = self.scheduler.sharing.size(1, length)
+            self.lm.generate(steps=steps, length=length, together=together)
         self.scheduler.learn(cost(length, steps), time.monotonic() - start)
 
     @property
@@ -308,5 +309,5 @@ def beyond(name: str, found: str, most: int) -> ApiError:
 def shaped(limits: Limits, lm: LM, *, batch: int | None, workers: int | None, together: int | None) -> Limits:
     """Limits with a batch shape that suits the device."""
     on_gpu = lm.device.type != "cpu"
-    group = together or (16 if on_gpu else None)
+    group = together or (64 if on_gpu else None)
     return replace(limits, batch=batch or (64 if on_gpu else 16), workers=workers or 1, together=group)

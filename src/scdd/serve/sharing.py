@@ -1,8 +1,10 @@
-"""How many rows may go through the network together on a CPU: as many as change no bit of anybody's answer.
+"""How many rows may go through the network together: as many as change no bit of anybody's answer.
 
 Whether a matrix product rounds a row otherwise in company depends on the machine's library, the shapes and the threads. So
-it is tried: before rows of some length are first evaluated k at a time, k random rows are evaluated together and one by one,
-and k is used for that length only if everything that a sampler can see of them agrees bit by bit.
+it is tried, on random rows, before rows of some length are first evaluated k at a time, and k is used for that length only if
+everything that a sampler can see of them agrees bit by bit. On a CPU, k rows together must be what they are one by one. On a
+GPU every evaluation has k rows, filled up, since other shapes mean other kernels; there a row must be the same in every place,
+which it is not where a library divides a product of few tiles among all processors.
 """
 
 from __future__ import annotations
@@ -29,20 +31,29 @@ class Sharing:
     """Remembers what was tried."""
 
     def __init__(self, lm: LM, fixed: int | None) -> None:
-        """`fixed`: evaluate this many rows always, filled up, and try nothing (a GPU)."""
+        """`fixed`: evaluate this many rows always, filled up (a GPU), or more where these do not agree."""
         self._lm, self._fixed = lm, fixed
         self._tried: dict[tuple[int, int], bool] = {}
-        self._able = fixed is None and lm.device.type == "cpu" and lm.process is not None
+        self._able = (fixed is not None or lm.device.type == "cpu") and lm.process is not None
 
     def size(self, rows: int, length: int) -> int | None:
         """Rows of an evaluation, for this many texts of this many tokens; None: each by itself."""
-        if self._fixed is not None or not self._able or rows < 2:
+        if not self._able:
             return self._fixed
+        if self._fixed is not None:
+            return self._filled(self._fixed, length)
+        if rows < 2:
+            return None
         # the last group is filled up, so a size that leaves much to fill is no bargain
         for size in sorted(SIZES, key=lambda k: math.ceil(rows / k) * (k + 1)):
             if size <= rows and all(self._agrees(size, part) for part in self._lengths(length)):
                 return size
         return None
+
+    def _filled(self, fixed: int, length: int) -> int:
+        """The same for any number of texts: the size that was asked for, or the next that agrees; one row always does."""
+        sizes = (fixed, 2 * fixed, 4 * fixed)
+        return next((k for k in sizes if all(self._places_agree(k, n) for n in self._lengths(length))), 1)
 
     def _lengths(self, length: int) -> set[int]:
         """The framed windows that a text is written in."""
@@ -60,23 +71,38 @@ class Sharing:
                 )
         return self._tried[size, length]
 
-    @torch.no_grad()
+    def _places_agree(self, size: int, length: int) -> bool:
+        """Each row one place further on: what is the same in neighbouring places is the same in all."""
+        if (size, length) not in self._tried:
+            z, u = self._random(size, length)
+            here, next_ = (self._seen(z.roll(k, 0), u.roll(k, 0), size) for k in (0, 1))
+            agree = all(torch.equal(a.roll(1, 0), b) for a, b in zip(here, next_, strict=True))
+            if not agree:
+                log.warning(
+                    "Rows of %d tokens do not go %d at a time: their place would count.", length, size
+                )
+            self._tried[size, length] = agree
+        return self._tried[size, length]
+
     def _rows_agree(self, size: int, length: int) -> bool:
-        """Random rows, half of them masks, together and one by one."""
-        engine, source = self._lm.engine, Keyed(length, range(size))
-        vocab = engine.tokenizer.vocab
-        tokens = vocab.token(integers(vocab.K, (size, length), source))
-        z = torch.where(uniforms((size, length), source) < 0.5, vocab.mask_id, tokens)
-        u = uniforms((size, length), source)
-        t = torch.full((size,), 0.5, dtype=torch.float64)
-        together, apart = (
-            self._seen(Evaluation(engine.denoiser, groups(size, length, None, z.device, k), z, t, FILTERS), u)
-            for k in (size, None)
-        )
+        """Together and one by one."""
+        z, u = self._random(size, length)
+        together, apart = (self._seen(z, u, k) for k in (size, None))
         return all(torch.equal(a, b) for a, b in zip(together, apart, strict=True))
 
-    @staticmethod
-    def _seen(found: Evaluation, u: Tensor) -> list[Tensor]:
+    def _random(self, size: int, length: int) -> tuple[Tensor, Tensor]:
+        """Random rows, half of them masks, and numbers to draw with."""
+        vocab, source = self._lm.tokenizer.vocab, Keyed(length, range(size))
+        tokens = vocab.token(integers(vocab.K, (size, length), source))
+        z = torch.where(uniforms((size, length), source) < 0.5, vocab.mask_id, tokens)
+        return z.to(self._lm.device), uniforms((size, length), source).to(self._lm.device)
+
+    @torch.no_grad()
+    def _seen(self, z: Tensor, u: Tensor, together: int | None) -> list[Tensor]:
+        """What a sampler can see of the rows."""
+        t = torch.full((len(z),), 0.5, dtype=torch.float64, device=z.device)
+        parts = groups(z.shape[0], z.shape[1], None, z.device, together)
+        found = Evaluation(self._lm.engine.denoiser, parts, z, t, FILTERS)
         return [found.log_p_z, *found.draw(torch.ones_like(u, dtype=torch.bool), u), *found.top()]
 
     @torch.no_grad()
