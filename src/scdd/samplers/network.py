@@ -3,8 +3,9 @@
 Matrix products round differently for different numbers of rows, and one last bit can turn a draw. On a CPU every sample
 is therefore its own group, cut to its own length: alone or in a batch, it goes through the very same operations. On a GPU
 all rows go together, which is fast and repeats exactly for the same batch; `together=m` evaluates exactly m rows at a time
-(the last group is filled up), and then a sample depends on m and on the padded length only. The random numbers are the
-same in every case (`core.rng.Keyed`).
+(the last group is filled up), and then a sample depends on m and on the padded length only, provided that the library rounds
+a row alike in every place among the m (with 64 rows of the bundled model an H200 does, with 16 it does not; `serve.sharing`
+tries it). The random numbers are the same in every case (`core.rng.Keyed`).
 """
 
 from __future__ import annotations
