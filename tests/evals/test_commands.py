@@ -335,6 +335,8 @@ def test_names_of_the_papers_systems(checkpoints: dict[str, Path], scdd: Subject
         "ReMDM-Confidence",
         None,
     ]
+    assert paper_name(masked, "remdm-cap", {"eta": 0.01}) == "ReMDM-Cap 0.01"
+    assert paper_name(masked, "remdm-cap", {"eta": 0.05}) is None
     assert (paper_name(open_subject(checkpoints["gidd"], device="cpu"), None) or "").startswith("GIDD+")
 
 
