@@ -36,7 +36,7 @@ def open_subject(
     source: str | Path | None,
     label: str | None = None,
     *,
-    process: str | None = None,
+    process: str | Process | None = None,
     device: str | torch.device | None = None,
     overrides: Iterable[str] = (),
 ) -> Subject:

@@ -64,5 +64,10 @@ class Schedule(ABC):
         if (error > 1e-4 * (1 + rise.abs() / (2 * step))).any():
             self._refuse(f"d{name} is not the derivative of {name}", "differentiate it by hand once more")
 
+    def __repr__(self) -> str:
+        """The name and the settings: results of evaluations are filed under it."""
+        said = (f"{name}={value!r}" for name, value in vars(self).items() if not name.startswith("_"))
+        return f"{type(self).__name__}({', '.join(said)})"
+
     def _refuse(self, reason: str, cure: str) -> None:
         raise UserError(f"{type(self).__name__} is not a schedule: {reason}; {cure}.")

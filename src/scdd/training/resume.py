@@ -34,12 +34,16 @@ _NAME = re.compile(r"step-(\d+)")
 
 @dataclass(frozen=True)
 class Identity:
-    """What every checkpoint of a run says of itself; `recipe` and `tokenizer` are the files' texts."""
+    """What every checkpoint of a run says of itself; `recipe` and `tokenizer` are the files' texts.
+
+    `extra` is what the recipe cannot say.
+    """
 
     recipe: str
     tokenizer: str | None
     vocab: Vocab
     network: dict[str, Any] | None = None
+    extra: dict[str, Any] | None = None
 
 
 class Checkpoints:
@@ -91,6 +95,7 @@ class Checkpoints:
                 step=step,
                 tokens=int(facts.get("tokens", 0)),
                 network=self.identity.network,
+                extra=self.identity.extra,
                 more=lambda temporary: self._write(self.world.tell(str(temporary / RESUME)), tensors, facts),
             )
             for old in self._all()[: -self.keep]:
