@@ -64,7 +64,7 @@ def process(spec: recipe.Process, vocab: Vocab) -> Process:
 
 
 def network_config(spec: recipe.Recipe, input_bias: bool = False) -> DiTConfig:
-    """The network's shape; `input_bias` if weights from elsewhere have one."""
+    """The network's shape; `input_bias` if weights from elsewhere have one, whatever the recipe says."""
     model = spec.model
     if model.size == "custom":
         assert model.depth is not None  # the recipe has checked all three
@@ -79,7 +79,7 @@ def network_config(spec: recipe.Recipe, input_bias: bool = False) -> DiTConfig:
         time_conditioning=model.time_conditioning,
         time_input=model.time_input,
         causal=spec.process.kind == "ar",
-        input_bias=input_bias,
+        input_bias=model.input_bias or input_bias,
     )
 
 
@@ -95,7 +95,9 @@ TIMES: dict[str, Callable[[Any, int | None], TimeSampler]] = {
     "uniform": lambda spec, steps: TimeSampler(steps=steps, stratified=False),
     "low-discrepancy": lambda spec, steps: TimeSampler(steps=steps),
     "importance": lambda spec, steps: TimeSampler(objectives.Power(spec.power), steps),
-    "adaptive": lambda spec, steps: TimeSampler(objectives.Adaptive(), steps),
+    "adaptive": lambda spec, steps: TimeSampler(
+        objectives.Adaptive(spec.power, spec.bins, spec.decay, spec.floor), steps
+    ),
 }
 
 
@@ -278,6 +280,8 @@ def _started(spec: recipe.Recipe, tokenizer: TextTokenizer, aim: Objective) -> D
         if part:
             module.load_state_dict(part)
     weights = {k: v for k, v in found.weights.items() if not k.startswith("quality.")}
+    if net.output.input_bias is not None:
+        weights.setdefault("output.input_bias", torch.zeros(1))
     try:
         net.load_state_dict(weights)
     except RuntimeError as error:
