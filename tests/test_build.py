@@ -12,7 +12,7 @@ from scdd import build
 from scdd.core import UserError, Vocab
 from scdd.objectives import Adaptive, ArObjective, DiffusionObjective, Part, Power, PrismObjective
 from scdd.processes import GIDD, MDLM, SCDD
-from scdd.recipe import Recipe, from_dict, load, shipped
+from scdd.recipe import Recipe, Sampling, from_dict, load, shipped
 from scdd.training import World
 
 GPT2 = Vocab(size=50_258, mask_id=50_257)
@@ -54,6 +54,9 @@ def test_paper_recipes_hold_the_paper_s_numbers(corpus: str, system: str) -> Non
         1.0,
     )
     assert (training.ema, training.final_fraction, training.precision) == (0.9999, 0.1, "bf16")
+    assert training.muon is None
+    kind = "ar" if system == "ar" else "ancestral"
+    assert spec.sampling == Sampling(sampler=type(spec.sampling.sampler)(kind=kind), top_p=0.9)
     with torch.device("meta"):
         net = build.network(spec, GPT2)
     assert (net.config.depth, net.config.width, net.config.heads, net.config.cond_width) == (12, 768, 12, 128)
