@@ -214,7 +214,7 @@ def measure_recovery(
         ]
         return found
 
-    settings = {"text": fingerprint(rows.rows), "count": count, "seed": seed, **asdict(repair)}
+    settings = {"text": fingerprint(rows.rows), "count": count, "seed": seed, **repair.json()}
     asked = {**settings, **({} if judge is None else judge.identity)}
     return store.cell("recovery", subject, asked, run, rows.name)
 
@@ -251,7 +251,7 @@ def measure_typos(
         ]
         return {**found, "rows": len(texts), "nfe": repair.nfe}
 
-    settings = {"text": fingerprint(list(texts)), "count": count, "seed": seed, **asdict(repair)}
+    settings = {"text": fingerprint(list(texts)), "count": count, "seed": seed, **repair.json()}
     asked = {**settings, **({} if judge is None else judge.identity)}
     return store.cell("typos", subject, asked, run, name)
 
