@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
 import scdd
-from scdd.core import Levels, UserError
+from scdd.core import Levels, Transition, UserError
 from scdd.evals.cells import Store
 from scdd.evals.generation import Way
 from scdd.evals.measure import measure_samples
 from scdd.evals.subject import open_subject
+from scdd.samplers import Context, Sampler
 from scdd.schedules import Schedule
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -73,6 +75,33 @@ def test_it_is_measured_under_its_own_settings(example: tuple[Path, dict[str, An
     cell = measure_samples(store, subject, Way(1, 3, length=8, sampler=names["Patient"](0.5)))
     assert (cell.settings["sampler"], cell.settings["options"]) == ("patient", {"share": 0.5})
     assert cell.made["paper"] is None
+
+
+def test_a_sampler_is_known_by_its_settings(example: tuple[Path, dict[str, Any]]) -> None:
+    """However it keeps them."""
+    folder, names = example
+
+    @dataclass(frozen=True, slots=True)
+    class Slotted(Sampler):
+        share: float
+        name: ClassVar[str] = "mine"
+
+        def step(self, z_t: torch.Tensor, ctx: Context) -> Transition:
+            raise NotImplementedError
+
+    class Plain(Sampler):
+        name: ClassVar[str] = "mine"
+
+        def __init__(self, share: float) -> None:
+            self.share = share
+
+        def step(self, z_t: torch.Tensor, ctx: Context) -> Transition:
+            raise NotImplementedError
+
+    lm = scdd.load(folder / "late", process=names["process"])
+    for kind in (Slotted, Plain):
+        found = Way(sampler=kind(0.25)).settled(lm)
+        assert (found["sampler"], found["options"]) == ("mine", {"share": 0.25})
 
 
 def test_a_schedule_is_known_by_its_settings() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -65,7 +65,11 @@ class Way:
 def _named(lm: LM, sampler: str | Sampler | None) -> dict[str, Any]:
     """A sampler's name and all its other settings."""
     if isinstance(sampler, Sampler):
-        return {"sampler": sampler.name, "options": json.loads(json.dumps(vars(sampler), default=repr))}
+        held = vars(sampler)
+        if is_dataclass(sampler):  # one with slots has no vars
+            held = {one.name: getattr(sampler, one.name) for one in fields(sampler)}
+        options = json.loads(json.dumps(held, default=repr))
+        return {"sampler": sampler.name, "options": options}
     section = lm.sampler_section(sampler)
     options = asdict(section)
     for known in ("kind", "variant"):
