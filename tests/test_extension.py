@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import scdd
+from scdd import build, recipe
 from scdd.core import Levels, Transition, UserError
 from scdd.evals.cells import Store
 from scdd.evals.generation import Way
@@ -18,6 +19,7 @@ from scdd.evals.measure import measure_samples
 from scdd.evals.subject import open_subject
 from scdd.samplers import Context, Sampler
 from scdd.schedules import Schedule
+from scdd.training import World
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -46,16 +48,16 @@ def test_the_example_trains_and_samples(example: tuple[Path, dict[str, Any]]) ->
 
 def test_its_checkpoints_are_not_taken_for_the_recipes(example: tuple[Path, dict[str, Any]]) -> None:
     """The recipe beside them names another schedule: sampling by that one would go wrong in silence."""
-    folder, _ = example
+    folder, names = example
     for wanted in (None, "gidd"):
         with pytest.raises(UserError, match=r"trained with SCDD\(.*Late\(power=3.0\)\).*process="):
             scdd.load(folder / "late", process=wanted)
+    trainer = build.trainer(names["spec"], folder / "late", World(), names["data"])
+    with pytest.raises(UserError, match=r"trained with .*Late.*the same objective"):
+        trainer.resume()
 
 
 def test_an_objective_like_the_recipes_leaves_no_mark(tmp_path: Path) -> None:
-    from scdd import build, recipe
-    from scdd.training import World
-
     spec = recipe.load("nano", ["training.steps=1", "training.batch_size=2", "training.validate_batches=1"])
     data = build.corpus(spec)
     aim = build.objective(spec, data.tokenizer.vocab)
