@@ -32,8 +32,8 @@ class Repair:
 
     With a threshold it is the one pass of `LM.correct(mode="pass")` instead: x_θ(z) < threshold · max x_θ → the argmax.
 
-    `nucleus` cuts x_θ before the step, as sampling with top-p does, and as the paper must have done: all that lies outside
-    the nucleus is then touched, which is how 1.000 of its errors were, and with them right tokens that surprise the model.
+    `nucleus` cuts x_θ before the step, as sampling with top-p does, and as the paper, going by its touch rate of 1.000,
+    seems to do: all that lies outside the nucleus is then touched, errors and right tokens that surprise the model alike.
     Else doubts come from the whole x_θ, as in `LM.correct`.
     """
 

@@ -114,7 +114,7 @@ def recovery_table(cells: Sequence[Cell], compared: bool = True, among: str = ""
         notes.append("Errors are made as far as a text has words for them; a swapped pair counts as two.")
     if any(entry.paper for row in rows for entry in row):
         notes.append(
-            "[ ] is the paper's value: SCDD (p_u=0.2) on OWT, judged by GPT-2 large, x_θ cut to its nucleus before the step."
+            "[ ] is the paper's value: SCDD (p_u=0.2) on OWT, judged by GPT-2 large, x_θ probably cut to its nucleus before the step."
         )
     if judged:
         notes.append(f"PPL under {joined([c.result['judge'] for c in cells if 'judge' in c.result])}.")
