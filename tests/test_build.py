@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
+import scdd
 from scdd import build
 from scdd.core import UserError, Vocab
-from scdd.objectives import ArObjective, DiffusionObjective, Part, Power, PrismObjective
+from scdd.objectives import Adaptive, ArObjective, DiffusionObjective, Part, Power, PrismObjective
 from scdd.processes import GIDD, MDLM, SCDD
-from scdd.recipe import Recipe, from_dict, load, shipped
+from scdd.recipe import Recipe, Sampling, from_dict, load, shipped
+from scdd.training import World
 
 GPT2 = Vocab(size=50_258, mask_id=50_257)
 SYSTEMS = ("scdd-0.1", "scdd-0.2", "gidd+-0.1", "gidd+-0.2", "mdlm", "ar")
@@ -52,6 +54,9 @@ def test_paper_recipes_hold_the_paper_s_numbers(corpus: str, system: str) -> Non
         1.0,
     )
     assert (training.ema, training.final_fraction, training.precision) == (0.9999, 0.1, "bf16")
+    assert training.muon is None
+    kind = "ar" if system == "ar" else "ancestral"
+    assert spec.sampling == Sampling(sampler=type(spec.sampling.sampler)(kind=kind), top_p=0.9)
     with torch.device("meta"):
         net = build.network(spec, GPT2)
     assert (net.config.depth, net.config.width, net.config.heads, net.config.cond_width) == (12, 768, 12, 128)
@@ -95,6 +100,35 @@ def test_every_kind_of_times_draws(kind: str) -> None:
     times = objective.times.draw(Part(0, 0, 0, 4, 4))
     assert times.s is not None
     assert ((times.t - times.s) * 50).tolist() == pytest.approx([1] * 4)
+
+
+def test_adaptive_times_take_their_settings() -> None:
+    asked = {"power": 1.5, "bins": 7, "decay": 0.5, "floor": 0.25}
+    spec = small(objective={"kind": "elbo", "steps": None, "times": {"kind": "adaptive", **asked}})
+    objective = build.objective(spec, Vocab(10, 9))
+    assert isinstance(objective, DiffusionObjective)
+    density = objective.times.density
+    assert isinstance(density, Adaptive)
+    assert (density.bins, density.decay, density.floor) == (7, 0.5, 0.25)
+    assert density.quantile(torch.tensor([0.25], dtype=torch.float64)).item() == pytest.approx(0.25**1.5)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_bias_at_the_input_token_is_learnt_if_asked_for(tmp_path: Path, bias: bool) -> None:
+    model = {"size": "custom", "depth": 1, "width": 8, "heads": 2, "input_bias": bias}
+    training = {"steps": 3, "batch_size": 4, "warmup_steps": 0, "ema": 0.0, "precision": "float32"}
+    spec = small(model=model, training={**training, "compile": False})
+    data = build.corpus(spec)
+    build.trainer(spec, tmp_path / "run", World(), data).run()
+    learnt = scdd.load(tmp_path / "run", device="cpu").network.output.input_bias
+    assert (learnt is not None) == bias
+    if learnt is not None:
+        assert learnt.item() != 0
+        # weights without one can begin to learn it, and an old scalar is read
+        again = build.network(spec, data.tokenizer.vocab)
+        again.load_state_dict({**again.state_dict(), "output.input_bias": torch.tensor(0.5)})
+        assert again.output.input_bias is not None
+        assert again.output.input_bias.item() == 0.5
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from scdd.schedules import Schedule
 from scdd.training import Checkpoints, Identity, Optim, Parallel, Settings, Step, Trainer, World, validate
 
 BUNDLED = Path(__file__).parent / "assets" / "wiki"
+FOREIGN = "process"  # where a checkpoint notes a process that is not its recipe's
 
 # -- schedules and processes ------------------------------------------------------------------------------------
 
@@ -63,7 +64,7 @@ def process(spec: recipe.Process, vocab: Vocab) -> Process:
 
 
 def network_config(spec: recipe.Recipe, input_bias: bool = False) -> DiTConfig:
-    """The network's shape; `input_bias` if weights from elsewhere have one."""
+    """The network's shape; `input_bias` if weights from elsewhere have one, whatever the recipe says."""
     model = spec.model
     if model.size == "custom":
         assert model.depth is not None  # the recipe has checked all three
@@ -78,7 +79,7 @@ def network_config(spec: recipe.Recipe, input_bias: bool = False) -> DiTConfig:
         time_conditioning=model.time_conditioning,
         time_input=model.time_input,
         causal=spec.process.kind == "ar",
-        input_bias=input_bias,
+        input_bias=model.input_bias or input_bias,
     )
 
 
@@ -94,7 +95,9 @@ TIMES: dict[str, Callable[[Any, int | None], TimeSampler]] = {
     "uniform": lambda spec, steps: TimeSampler(steps=steps, stratified=False),
     "low-discrepancy": lambda spec, steps: TimeSampler(steps=steps),
     "importance": lambda spec, steps: TimeSampler(objectives.Power(spec.power), steps),
-    "adaptive": lambda spec, steps: TimeSampler(objectives.Adaptive(), steps),
+    "adaptive": lambda spec, steps: TimeSampler(
+        objectives.Adaptive(spec.power, spec.bins, spec.decay, spec.floor), steps
+    ),
 }
 
 
@@ -200,10 +203,16 @@ def settings(spec: recipe.Recipe) -> Settings:
     )
 
 
-def trainer(spec: recipe.Recipe, run: Path, world: World, data: Corpus) -> Trainer:
-    """All of a run, on this rank, before anything is resumed."""
+def trainer(
+    spec: recipe.Recipe, run: Path, world: World, data: Corpus, aim: Objective | None = None
+) -> Trainer:
+    """All of a run, on this rank, before anything is resumed.
+
+    `aim` is an objective of your own in place of the recipe's, with a schedule or a process that no recipe can name.
+    """
     vocab, training = data.tokenizer.vocab, spec.training
-    aim = objective(spec, vocab)
+    extra = {} if aim is None else _foreign(spec, vocab, aim)
+    aim = aim or objective(spec, vocab)
     net = _started(spec, data.tokenizer, aim) if training.start_from else network(spec, vocab)
     if isinstance(spec.objective, recipe.PrismObjective) and spec.objective.freeze:
         if not training.start_from:
@@ -224,11 +233,18 @@ def trainer(spec: recipe.Recipe, run: Path, world: World, data: Corpus) -> Train
         packing=data.packing,
         device=world.device,
     )
-    identity = Identity(recipe.dumps(spec), data.tokenizer.to_str(), vocab, asdict(net.config))
+    identity = Identity(recipe.dumps(spec), data.tokenizer.to_str(), vocab, asdict(net.config), extra)
     checkpoints = Checkpoints(run, identity, world, training.keep_last)
     return Trainer(
         parallel, optim(training), loader, checkpoints, settings(spec), _validation(spec, data, parallel)
     )
+
+
+def _foreign(spec: recipe.Recipe, vocab: Vocab, aim: Objective) -> dict[str, Any]:
+    """The process of an objective, if it is not the recipe's: checkpoints say so, and are not loaded without it."""
+    trained = getattr(aim, "process", None)
+    own = None if isinstance(spec.process, recipe.ArProcess) else process(spec.process, vocab)
+    return {} if repr(trained) == repr(own) else {FOREIGN: repr(trained)}
 
 
 def _validation(
@@ -264,6 +280,8 @@ def _started(spec: recipe.Recipe, tokenizer: TextTokenizer, aim: Objective) -> D
         if part:
             module.load_state_dict(part)
     weights = {k: v for k, v in found.weights.items() if not k.startswith("quality.")}
+    if net.output.input_bias is not None:
+        weights.setdefault("output.input_bias", torch.zeros(1))
     try:
         net.load_state_dict(weights)
     except RuntimeError as error:

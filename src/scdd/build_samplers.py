@@ -54,6 +54,11 @@ def section(name: str) -> recipe.Sampler:
     return SECTIONS[name]()
 
 
+def name(spec: recipe.Sampler) -> str:
+    """The name that gives this sampler, its other settings aside: remdm-conf, not remdm."""
+    return f"remdm-{spec.variant}" if isinstance(spec, recipe.RemdmSampler) else spec.kind
+
+
 def sampler(spec: recipe.Sampler, quality: Quality | None = None, eos_id: int | None = None) -> Sampler:
     """The sampler; `quality` is PRISM's head where the model has one, `eos_id` ends autoregressive rows."""
     return SAMPLERS[spec.kind](spec, quality, eos_id)

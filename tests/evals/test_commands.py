@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from scdd.cli.main import main
 from scdd.evals.cells import Cell, Store, digest, parsed, read_cells
@@ -18,9 +19,12 @@ from scdd.evals.compare import best_of, generation_table
 from scdd.evals.frontier import Point, pareto
 from scdd.evals.generation import Way
 from scdd.evals.paper import paper, paper_name, printed
-from scdd.evals.subject import Subject, open_subject
+from scdd.evals.subject import Subject, open_subject, weights_hash
 from scdd.evals.systems import parse_system
 from scdd.evals.tables import Entry, Table, number, with_error
+from scdd.lm import LM
+from scdd.models import QualityHead
+from tests import tiny
 
 
 def run(capsys: pytest.CaptureFixture[str], *command: str) -> list[dict[str, Any]]:
@@ -335,7 +339,17 @@ def test_names_of_the_papers_systems(checkpoints: dict[str, Path], scdd: Subject
         "ReMDM-Confidence",
         None,
     ]
+    assert paper_name(masked, "remdm-cap", {"eta": 0.01}) == "ReMDM-Cap 0.01"
+    assert paper_name(masked, "remdm-cap", {"eta": 0.05}) is None
     assert (paper_name(open_subject(checkpoints["gidd"], device="cpu"), None) or "").startswith("GIDD+")
+
+
+def test_weights_are_known_with_their_quality_head() -> None:
+    def model(quality: QualityHead | None) -> LM:
+        return LM(tiny.network(), None, tiny.tokenizer(), 40, quality=quality)
+
+    heads = [QualityHead(32, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1)]
+    assert len({weights_hash(model(quality)) for quality in (None, *heads, heads[0])}) == 3
 
 
 def test_systems_are_read() -> None:

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from scdd.core import UserError, Vocab
-from scdd.evals.cells import ALONE, Store
+from scdd.evals.cells import ALONE, Cell, Store
 from scdd.evals.correction import Uncorrected, cumulative, rates
 from scdd.evals.gen_ppl import OwnJudge
 from scdd.evals.generation import Way, draw, settings_of
-from scdd.evals.measure import measure_correction
+from scdd.evals.measure import measure_correction, measure_generation, measure_samples
 from scdd.evals.subject import Subject, open_subject
 from scdd.evals.walk import Engine, walk
 from scdd.lm.run import Settings
@@ -21,6 +21,7 @@ from scdd.ops import NO_FILTERS
 from scdd.processes import GIDD, SCDD, Process
 from scdd.samplers import Ancestral, grid
 from scdd.schedules import Peaked
+from tests import tiny
 from tests.samplers.tables import Truth, table
 
 VOCAB = Vocab(9, 8)
@@ -116,3 +117,43 @@ def test_refuses_autoregression(tmp_path: Path, ar: Subject, checkpoints: dict[s
         measure_correction(Store(tmp_path), ar, Way(2, 2))
     masked = open_subject(checkpoints["mdlm"], device="cpu")
     assert measure_correction(Store(tmp_path), masked, Way(2, 2)).result["rate"] == 0.0
+
+
+def test_cells_of_other_sampling_defaults_are_not_reused(tmp_path: Path, ar: Subject) -> None:
+    """The recipe beside the weights decides what a command leaves open; editing it must not bring back old texts."""
+    folder = tiny.checkpoint(tmp_path / "model")
+    judge, store, way = OwnJudge(ar), Store(tmp_path / "out"), Way(3, 4)
+
+    def measured() -> list[Cell]:
+        subject = open_subject(folder, "m", device="cpu")
+        return [
+            measure_samples(store, subject, way),
+            measure_generation(store, subject, way, judge),
+            measure_correction(store, subject, way),
+        ]
+
+    before = measured()
+    assert [cell.hash for cell in measured()] == [cell.hash for cell in before]
+    recipe = folder / "recipe.yaml"
+    text = recipe.read_text(encoding="utf-8")
+    edits = {
+        "kind: uniform\n    start": "kind: quadratic\n    start",
+        "temperature: 1.0": "temperature: 0.5",
+        "top_p: 1.0": "top_p: 0.5",
+        "top_k: null": "top_k: 3",
+        "final: ancestral": "final: greedy",
+        "sampler:\n    kind: ancestral": "sampler:\n    kind: gidd-correct\n    corrections: 2",
+    }
+    seen = {cell.hash for cell in before}
+    for old, new in edits.items():
+        assert text.count(old) == 1, old
+        recipe.write_text(text.replace(old, new), encoding="utf-8")
+        after = measured()
+        assert not seen & {cell.hash for cell in after}, new
+        assert after[0].result["texts"] != before[0].result["texts"], new
+        seen |= {cell.hash for cell in after}
+    recipe.write_text(text.replace("steps: 6", "steps: 7"), encoding="utf-8")
+    assert [cell.hash for cell in measured()] == [cell.hash for cell in before], "steps are always asked for"
+    subject = open_subject(folder, "m", device="cpu")
+    said = Way(3, 4, sampler="ancestral", grid="uniform", final="ancestral", top_p=1.0, temperature=1.0)
+    assert measure_samples(store, subject, said).hash == before[0].hash, "the same, said aloud"

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from copy import copy
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from scdd import recipe
 from scdd.cli.main import main
 from scdd.core import UserError
 from scdd.evals.answers import ASPECTS, Asker, Server, parse_scores, parse_winner
@@ -216,6 +219,11 @@ def test_a_system_mends_in_its_own_way(tmp_path: Path, scdd: Subject) -> None:
     assert plain.hash == denoised(store, scdd, scdd, some, how, own={}).hash
     assert plain.hash != greedy.hash
     assert plain.result["texts"] != greedy.result["texts"]
+    edited = replace(scdd, lm=copy(scdd.lm))
+    edited.lm.sampling = replace(scdd.lm.sampling, temperature=0.3, grid=recipe.Grid(kind="quadratic"))
+    cooler = denoised(store, edited, scdd, some, how)
+    assert cooler.hash != plain.hash, "the recipe's temperature is part of what was asked"
+    assert (cooler.settings["temperature"], cooler.settings["grid"]) == (0.3, "uniform")
     with pytest.raises(UserError, match="length of scdd cannot be its own"):
         denoised(store, scdd, scdd, some, how, own={"length": 9})
 

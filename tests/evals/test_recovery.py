@@ -12,7 +12,7 @@ from scdd.core.rng import Keyed
 from scdd.evals.cells import Store
 from scdd.evals.gen_ppl import OwnJudge
 from scdd.evals.measure import measure_recovery, measure_typos, typing_texts
-from scdd.evals.recovery import Repair, Repaired, corrupt, mend, recover, scores, typed_scores
+from scdd.evals.recovery import Repair, Repaired, corrupt, mend, recover, scores, typed_scores, way_of
 from scdd.evals.subject import Subject, open_subject
 from scdd.evals.texts import rows, stream
 from scdd.evals.typos import KINDS, Piece, mistype, typed
@@ -21,7 +21,7 @@ from scdd.processes import SCDD
 from scdd.schedules import Peaked
 from tests import tiny
 from tests.evals.worlds import uniform
-from tests.samplers.tables import Truth
+from tests.samplers.tables import Table, Truth
 
 VOCAB = Vocab(9, 3)
 
@@ -49,6 +49,24 @@ def test_a_perfect_denoiser_recovers_all(repair: Repair) -> None:
     found = recover(Engine(Truth(x, VOCAB), process), x.expand(20, -1), 7, repair, framed=False)
     rates = scores(found, framed=False)
     assert {name: rates[name]["value"] for name in rates} == {"touch": 1.0, "recovery": 1.0, "damage": 0.0}
+
+
+def test_outside_the_nucleus_all_is_touched_if_doubts_come_from_it() -> None:
+    """x_θ gives every token 0.04 but one, which has the rest: a whole x_θ keeps a standing token of 0.04, a nucleus cannot."""
+    logits = torch.full((9, 9), 0.04)
+    logits[:, 0] = 0.72
+    engine = Engine(Table(logits.log(), VOCAB), SCDD(VOCAB, Peaked(0.2)))
+    z = torch.full((200, 10), 5)
+    frozen = torch.zeros_like(z, dtype=torch.bool)
+    stays = {
+        nucleus: (mend(engine, Repair(top_p=0.7, nucleus=nucleus), z, frozen, range(200), 0, 50) == z)
+        for nucleus in (False, True)
+    }
+    assert not stays[True].any()
+    assert stays[False].double().mean() > 0.5
+    known = {"steps": 128, "last": 1, "top_p": 0.9, "final": "ancestral", "threshold": None}
+    assert Repair().json() == known, "what older cells are filed under"
+    assert way_of(Repair(nucleus=True).json()) == "1 of 128 steps, nucleus"
 
 
 def test_a_clueless_denoiser_damages() -> None:

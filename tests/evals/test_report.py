@@ -146,6 +146,10 @@ def test_the_papers_number_stands_beside_the_papers_system_only() -> None:
     made = {**MADE, "paper": "SCDD (p_u=0.2)", "recipe": "process: {kind: scdd}"}
     plain = replace(generated("a"), made=made)
     assert paper_of(plain) == "SCDD (p_u=0.2)"
+    said = {"grid": "uniform", "final": "ancestral", "top_p": 0.9, "top_k": None, "temperature": 1.0}
+    assert paper_of(replace(generated("a", **said), made=made)) == "SCDD (p_u=0.2)", (
+        "also if it is said aloud"
+    )
     for asked in ({"final": "greedy"}, {"grid": "cosine"}, {"temperature": 0.9}, {"top_p": 1.0}):
         assert paper_of(replace(generated("a", **asked), made=made)) is None
     assert paper_of(replace(plain, made={**made, "recipe": "process: {kind: gidd}"})) is None

@@ -63,7 +63,7 @@ def test_the_mask_and_the_padding_are_never_sampled(mask_id: int) -> None:
 def test_logits_are_hidden_times_head() -> None:
     model = network(input_bias=True)
     assert model.output.input_bias is not None
-    model.output.input_bias.fill_(2.5)
+    model.output.input_bias.data.fill_(2.5)
     z = tokens(2, 6).clamp(max=VOCAB.mask_id - 1)
     plain = model.hidden(z) @ model.head.weight[:50].T + model.head.bias[:50]
     moved = model.logits(z) - plain

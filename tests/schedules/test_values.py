@@ -176,3 +176,25 @@ def test_log_linear_is_linear() -> None:
     assert all(
         torch.equal(a, b) for a, b in zip(Masked("linear").at(t), Masked("log-linear").at(t), strict=True)
     )
+
+
+@pytest.mark.parametrize(
+    ("schedule", "a"),
+    [
+        (Peaked(0.2), 0.5),
+        (Peaked(0.1, t_peak=0.25), 0.25),
+        (Peaked(0.2, 0.3, 0.1), 0.03),
+        (Peaked(0.05, 2.5, 0.7), 1.0),  # the masks set in before the noise
+        (Peaked(0.0), 1.0),
+        (Masked("cosine"), 1.0),
+        (Decoupled(Polynomial(), Polynomial(0.3)), 0.3),
+        (Decoupled(Polynomial(0.4), Constant()), 0.4),
+        (Decoupled(Constant(), Polynomial(3.0)), 1.0),  # later than needs care
+        (Decoupled(Polynomial(2.0), Cosine()), 1.0),
+    ],
+    ids=repr,
+)
+def test_onset_is_the_power_with_which_tokens_are_first_lost(schedule: Schedule, a: float) -> None:
+    assert schedule.onset() == pytest.approx(a, rel=1e-9)
+    if a > 0.1:  # and so it looks, where that can be seen
+        assert Schedule.onset(schedule) == pytest.approx(a, rel=1e-2)

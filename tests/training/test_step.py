@@ -64,6 +64,20 @@ def test_a_step_never_waits_for_the_device(aim: str, recipe_file: Path, tmp_path
     assert asked.found, "the detector must see a sync where there is one"
 
 
+def test_bfloat16_is_for_activations_only(recipe_file: Path, tmp_path: Path) -> None:
+    """Weights, moments and averages stay float32: updates of 1e-4 of a weight would vanish in eight bits of mantissa."""
+    spec = load(recipe_file, ["training.precision=bf16"])
+    trainer = build.trainer(spec, tmp_path / "run", World(), build.corpus(spec))
+    seen = []
+    block = trainer.module.network.blocks[0]  # type: ignore[union-attr, index]
+    block.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].dtype))
+    trainer.advance(next(iter(trainer.loader)))
+    assert trainer.ema is not None
+    held = [*trainer.module.parameters(), *trainer.optimiser.state().values(), *trainer.ema.shadow.values()]
+    assert {tensor.dtype for tensor in held} == {torch.float32}
+    assert torch.bfloat16 in seen, "or nothing was tested"
+
+
 def test_the_learning_rate_rises_linearly_and_falls_as_a_cosine_to_a_tenth() -> None:
     paper = Optim(steps=100_000)
     assert paper.learning_rate(0) == 1e-6

@@ -169,7 +169,7 @@ def from_gidd(state: Mapping[str, Loadable], vocab: Vocab, *, heads: int | None 
     )
     model = _fill(DiT(config, vocab), state)
     if model.output.input_bias is not None:
-        model.output.input_bias.copy_(bias)
+        model.output.input_bias.data.copy_(bias)
     return model
 
 

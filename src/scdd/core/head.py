@@ -27,4 +27,4 @@ class Head:
     weight: Tensor  # [Vp, D]
     vocab: Vocab
     bias: Tensor | None = None  # [Vp]
-    input_bias: Tensor | None = None  # scalar
+    input_bias: Tensor | None = None  # one number

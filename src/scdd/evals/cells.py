@@ -105,7 +105,7 @@ class Store:
             # to the millisecond: reports order systems by it
             "date": f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(start))}.{int(start % 1 * 1000):03d}Z",
             "recipe": subject.recipe,
-            "paper": paper_name(subject, settings.get("sampler")),
+            "paper": paper_name(subject, settings.get("sampler"), settings.get("options")),
             **({"text": text} if text else {}),
         }
         found = Cell(kind, subject.label, asked, json.loads(json.dumps(result)), made, path)

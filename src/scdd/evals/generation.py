@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 
+from scdd import build_samplers
 from scdd.core.errors import UserError
 from scdd.evals.cells import gathered, share
 from scdd.evals.correction import Uncorrected
 from scdd.evals.likelihood import Watch
 from scdd.evals.subject import Subject
 from scdd.evals.walk import Engine, Walked, walk
+from scdd.lm import LM
 from scdd.lm.run import Settings
+from scdd.samplers import Sampler
 from scdd.training.parallel import World
 
 
 @dataclass(frozen=True)
 class Way:
-    """How samples are drawn. None takes the recipe's setting. `nfe` is the number of network evaluations asked for."""
+    """How samples are drawn. None takes the recipe's setting. `nfe` is the number of network evaluations asked for.
+
+    A sampler of your own is handed over as itself; its name and its fields are what its cells are known by.
+    """
 
     num: int = 1024
     nfe: int = 128
     seed: int = 0
-    sampler: str | None = None
+    sampler: str | Sampler | None = None
     grid: str | None = None
     final: str | None = None
     top_p: float | None = None
@@ -41,9 +48,33 @@ class Way:
         if self.nfe < 1:
             raise UserError(f"steps is {self.nfe}: take at least one network evaluation.")
 
-    def json(self) -> dict[str, Any]:
-        """Plain data, for a cell's settings."""
-        return asdict(self)
+    def settled(self, lm: LM) -> dict[str, Any]:
+        """Plain data, for a cell's settings: the recipe's choices stand where this one leaves them open.
+
+        They must be in the hash. Weights stay the same when somebody edits the sampling section beside them.
+        """
+        base = lm.sampling
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        for name in ("final", "top_p", "top_k", "temperature"):
+            found[name] = getattr(base, name) if found[name] is None else found[name]
+        found["grid"] = base.grid.kind if self.grid is None else self.grid
+        found |= {} if base.grid.start == 1.0 else {"start": base.grid.start}
+        return found | _named(lm, self.sampler)
+
+
+def _named(lm: LM, sampler: str | Sampler | None) -> dict[str, Any]:
+    """A sampler's name and all its other settings."""
+    if isinstance(sampler, Sampler):
+        held = vars(sampler)
+        if is_dataclass(sampler):  # one with slots has no vars
+            held = {one.name: getattr(sampler, one.name) for one in fields(sampler)}
+        options = json.loads(json.dumps(held, default=repr))
+        return {"sampler": sampler.name, "options": options}
+    section = lm.sampler_section(sampler)
+    options = asdict(section)
+    for known in ("kind", "variant"):
+        options.pop(known, None)
+    return {"sampler": build_samplers.name(section), "options": options}
 
 
 class Drawn(NamedTuple):

@@ -87,6 +87,8 @@ def denoised(
             f"{subject.label} and {noise.label} have other tokenizers: the same noise is not the same text."
         )
 
+    way = Way(1, how.nfe, stream(how.seed, "walk"), **{"top_p": how.top_p, "grid": "uniform", **own})
+
     def run() -> dict[str, Any]:
         mine = share(len(rows), store.world)
         engine = subject.lm.engine
@@ -96,16 +98,17 @@ def denoised(
         z[:, 0], z[:, -1] = x[:, 0], x[:, -1]
         frozen = torch.zeros_like(z, dtype=torch.bool)
         frozen[:, 0] = frozen[:, -1] = True
-        way = Way(1, how.nfe, stream(how.seed, "walk"), **{"top_p": how.top_p, **own})
         base = settings_of(subject, way, batch_size)
         steps = len(base.grid) - 1  # rounds after the walk come out of the same budget
-        settings = replace(base, grid=grid(own.get("grid", "uniform"), steps, how.t))
+        settings = replace(base, grid=grid(str(way.grid), steps, how.t))
         done = walk(Engine(engine.denoiser, engine.process), settings, z, frozen, mine, watch, looking=False)
         eos = engine.tokenizer.eos_id
         texts = [engine.text(ended(row[1:-1], eos)) for row in done.tokens.tolist()]
         return {"texts": gathered(texts, store.world)}
 
-    asked = {"text": fingerprint(rows.rows), "noise": noise.identity["process"], **asdict(how), **own}
+    settled = way.settled(subject.lm)
+    walked = {name: settled[name] for name in ("options", *sorted(OWN))}
+    asked = {"text": fingerprint(rows.rows), "noise": noise.identity["process"], **asdict(how), **walked}
     return store.cell("denoised", subject, asked, run, rows.name)
 
 

@@ -27,7 +27,6 @@ from scdd.evals import stats
 from scdd.objectives import ArObjective, Part, Power, Times, TimeSampler, stream
 from scdd.ops import elbo
 from scdd.processes import GIDD, Process
-from scdd.schedules import Peaked
 
 Convention = Literal["exact", "reference"]
 Watch = Callable[[int], None]
@@ -217,14 +216,11 @@ def _times(process: Process, indices: Sequence[int], how: Looks, device: torch.d
 def densities(process: Process) -> tuple[Power, Power]:
     """Two laws of t that share the looks, three to one: t = u^p and t = u^{2p}; a draw is paid for by their mixture.
 
-    As t → 0 a token is noised with probability ∝ t^a (masked: a = 1), and then weighs ∝ 1/t. p = 1/a suits the mean over
+    As t → 0 a token is lost with probability ∝ t^a (`Schedule.onset`), and then weighs ∝ 1/t. p = 1/a suits the mean over
     many tokens; but a single token's second moment is then u·(1/u)², which diverges, and an estimate that has not met
     its rare tokens is too low and too sure of itself. With u^{2/a} it is bounded, hence with any share of it.
     """
-    a = 1.0
-    if bool(process.levels(0.5).one_minus_rho > 0):
-        schedule = process.schedule
-        a = schedule.exponent * schedule.t_peak if isinstance(schedule, Peaked) else 0.5
+    a = process.schedule.onset()
     return Power(1.0 / a), Power(2.0 / a)
 
 

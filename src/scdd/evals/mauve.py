@@ -66,7 +66,7 @@ def measure_mauve(
     def run() -> dict[str, Any]:
         return mauve(samples["texts"], texts, judge)
 
-    asked = {**way.json(), **judge.identity, "human": fingerprint(texts)}
+    asked = {**way.settled(subject.lm), **judge.identity, "human": fingerprint(texts)}
     return store.cell("mauve", subject, asked, run, name)
 
 

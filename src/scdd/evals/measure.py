@@ -82,7 +82,7 @@ def measure_samples(
             "length": length,
         }
 
-    return store.cell("samples", subject, way.json(), run)
+    return store.cell("samples", subject, way.settled(subject.lm), run)
 
 
 def judged(store: Store, judge: Judge, texts: Sequence[str], watch: Watch | None = None) -> list[Scored]:
@@ -110,7 +110,7 @@ def measure_generation(
         }
         return {**found, **kept, "judge": judge.name, "samples": samples["texts"][:SHOWN]}
 
-    return store.cell("generation", subject, {**way.json(), **judge.identity}, run)
+    return store.cell("generation", subject, {**way.settled(subject.lm), **judge.identity}, run)
 
 
 def measure_correction(
@@ -149,7 +149,8 @@ def measure_correction(
             found["p_uncorrected"] = stats.difference(_pair(after), _pair(without))
         return found
 
-    return store.cell("correction", subject, {**way.json(), **({} if judge is None else judge.identity)}, run)
+    asked = {**way.settled(subject.lm), **({} if judge is None else judge.identity)}
+    return store.cell("correction", subject, asked, run)
 
 
 def _short(found: dict[str, Any]) -> dict[str, Any]:
@@ -213,7 +214,7 @@ def measure_recovery(
         ]
         return found
 
-    settings = {"text": fingerprint(rows.rows), "count": count, "seed": seed, **asdict(repair)}
+    settings = {"text": fingerprint(rows.rows), "count": count, "seed": seed, **repair.json()}
     asked = {**settings, **({} if judge is None else judge.identity)}
     return store.cell("recovery", subject, asked, run, rows.name)
 
@@ -250,7 +251,7 @@ def measure_typos(
         ]
         return {**found, "rows": len(texts), "nfe": repair.nfe}
 
-    settings = {"text": fingerprint(list(texts)), "count": count, "seed": seed, **asdict(repair)}
+    settings = {"text": fingerprint(list(texts)), "count": count, "seed": seed, **repair.json()}
     asked = {**settings, **({} if judge is None else judge.identity)}
     return store.cell("typos", subject, asked, run, name)
 

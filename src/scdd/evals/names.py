@@ -9,7 +9,13 @@ from typing import Any
 from scdd.evals.cells import Cell
 from scdd.recipe.text import parse
 
-PAPERS_TOP_P, PAPERS_FINAL = 0.9, (None, "ancestral")
+# None: not a cell of samples, or one of before the recipe's choices were written into its settings
+PLAIN_GRID, PAPERS_FINAL, PAPERS_TEMPERATURE, PAPERS_TOP_P = (
+    (None, "uniform"),
+    (None, "ancestral"),
+    (None, 1.0),
+    (None, 0.9),
+)
 SHORT = 8  # digits of a hash, where a hash is all there is to say
 SPOKEN = {"top_p": "top-p", "top_k": "top-k", "num": "texts", "weights": "weights", "changes": "with"}
 Slot = Callable[[Cell], Hashable]
@@ -41,12 +47,11 @@ def text_of(cell: Cell) -> str:
 def paper_of(cell: Cell) -> str | None:
     """The paper's system that a cell is; None where its process is not its recipe's, or it samples in a way of its own."""
     asked = cell.settings
-    if (
-        any(asked.get(name) is not None for name in ("grid", "top_k"))
-        or asked.get("final") not in PAPERS_FINAL
-    ):
+    if asked.get("grid") not in PLAIN_GRID or asked.get("final") not in PAPERS_FINAL:
         return None
-    if asked.get("temperature") not in (None, 1.0) or asked.get("top_p") not in (None, PAPERS_TOP_P):
+    if asked.get("top_k") is not None or asked.get("start") is not None:
+        return None
+    if asked.get("temperature") not in PAPERS_TEMPERATURE or asked.get("top_p") not in PAPERS_TOP_P:
         return None
     process = str(asked.get("model", {}).get("process", "")).partition("(")[0].lower()
     if process and cell.made.get("recipe") and _trained(cell.made["recipe"]) != process:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from scdd.evals.cells import Cell, digest
-from scdd.evals.names import SHORT, joined
+from scdd.evals.names import PLAIN_GRID, SHORT, joined
 from scdd.evals.tables import Table, plain
 from scdd.recipe.text import parse
 
@@ -48,13 +48,15 @@ def _way(cell: Cell) -> str:
     if cell.kind == "denoised":
         own = ("sampler", "final", "grid", "top_p", "top_k", "temperature")
         return "; ".join(
-            f"{name} {cell.settings[name]}".replace("_", "-") for name in own if name in cell.settings
+            f"{name} {cell.settings[name]}".replace("_", "-")
+            for name in own
+            if cell.settings.get(name) is not None
         )
     if "filters" not in cell.result:
         return ""
     found, filters = cell.result, cell.result["filters"]
     said = [cell.settings.get("sampler") or found["sampler"], f"final {found['final']}"]
-    said += [f"{cell.settings['grid']} grid"] if cell.settings.get("grid") else []
+    said += [f"{cell.settings['grid']} grid"] if cell.settings.get("grid") not in PLAIN_GRID else []
     said += [f"top-p {filters['top_p']:g}"] if filters["top_p"] < 1 else []
     said += [f"top-k {filters['top_k']}"] if filters.get("top_k") else []
     said += [f"temperature {filters['temperature']:g}"] if filters["temperature"] != 1 else []

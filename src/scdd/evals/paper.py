@@ -12,6 +12,7 @@ from scdd.schedules import Peaked
 
 ASSETS = Path(__file__).parent / "assets"
 CORPORA = ("LM1B", "OWT")
+PAPERS_ETA = 0.01  # of ReMDM-cap
 
 
 @cache
@@ -29,9 +30,14 @@ def printed(table: str, name: str | None, corpus: str, steps: int) -> str | None
     return f"{values[known.index(steps)]:g}" if values and steps in known else None
 
 
-def paper_name(subject: Subject, sampler: str | None) -> str | None:
-    """The system of the paper that this one is; None for one that the paper does not have."""
+def paper_name(subject: Subject, sampler: str | None, options: dict[str, Any] | None = None) -> str | None:
+    """The system of the paper that this one is; None for one that the paper does not have.
+
+    `options` are the sampler's settings, the paper's if they are not given.
+    """
     process = subject.process
+    if sampler == "remdm-cap" and (options or {}).get("eta", PAPERS_ETA) != PAPERS_ETA:
+        return None
     kind = type(process).__name__
     if kind == "MDLM":
         return {

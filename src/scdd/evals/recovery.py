@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -31,6 +31,10 @@ class Repair:
     """The last `last` steps of a walk of `steps` steps: 1 of 128 is the paper's. Replacements come from a nucleus.
 
     With a threshold it is the one pass of `LM.correct(mode="pass")` instead: x_θ(z) < threshold · max x_θ → the argmax.
+
+    `nucleus` cuts x_θ before the step, as sampling with top-p does, and as the paper, going by its touch rate of 1.000,
+    seems to do: all that lies outside the nucleus is then touched, errors and right tokens that surprise the model alike.
+    Else doubts come from the whole x_θ, as in `LM.correct`.
     """
 
     steps: int = 128
@@ -38,6 +42,7 @@ class Repair:
     top_p: float = 0.9
     final: str = "ancestral"
     threshold: float | None = None
+    nucleus: bool = False
 
     def __post_init__(self) -> None:
         if self.threshold is not None and not 0.0 < self.threshold < 1.0:
@@ -49,7 +54,7 @@ class Repair:
     def name(self) -> str:
         """For tables."""
         if self.threshold is None:
-            return f"{self.last} of {self.steps} steps"
+            return f"{self.last} of {self.steps} steps" + (", nucleus" if self.nucleus else "")
         return f"one pass, threshold {self.threshold:g}"
 
     @property
@@ -62,13 +67,17 @@ class Repair:
         """The end of the uniform grid."""
         return grid("uniform", self.steps)[-self.last - 1 :]
 
+    def json(self) -> dict[str, Any]:
+        """Plain data, for a cell's settings; `nucleus` only where it is chosen, since older cells do not know it."""
+        return {name: value for name, value in asdict(self).items() if name != "nucleus" or value}
+
     def settings(self, seed: int, batch_size: int) -> Settings:
-        """Doubts come from the whole x_θ, replacements from its nucleus, as in `LM.correct`."""
+        """Replacements come from the nucleus, doubts from it or from the whole x_θ."""
         draws = Filters(top_p=self.top_p)
         return Settings(
             Ancestral(),
             self.times,
-            NO_FILTERS,
+            draws if self.nucleus else NO_FILTERS,
             self.final,
             draws,
             seed=seed,
@@ -79,7 +88,12 @@ class Repair:
 
 def way_of(settings: dict[str, Any]) -> str:
     """The name of the repair that a cell's settings hold."""
-    return Repair(settings["steps"], settings["last"], threshold=settings.get("threshold")).name
+    return Repair(
+        settings["steps"],
+        settings["last"],
+        threshold=settings.get("threshold"),
+        nucleus=settings.get("nucleus", False),
+    ).name
 
 
 class Repaired(NamedTuple):

@@ -36,7 +36,7 @@ def open_subject(
     source: str | Path | None,
     label: str | None = None,
     *,
-    process: str | None = None,
+    process: str | Process | None = None,
     device: str | torch.device | None = None,
     overrides: Iterable[str] = (),
 ) -> Subject:
@@ -58,9 +58,10 @@ def open_subject(
 
 
 def weights_hash(lm: LM) -> str:
-    """SHA-256 of the weights themselves, for models that came without a checksum."""
+    """SHA-256 of the weights themselves, PRISM's head included, for models that came without a checksum."""
     digest = hashlib.sha256()
-    for name, value in sorted(lm.network.state_dict().items()):
+    quality = {} if lm.quality is None else lm.quality.state_dict(prefix="quality.")
+    for name, value in sorted({**lm.network.state_dict(), **quality}.items()):
         digest.update(name.encode())
         digest.update(value.detach().float().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()

@@ -12,6 +12,8 @@ from scdd.evals.recovery import Repair, way_of
 from scdd.evals.stats import stars
 from scdd.evals.tables import Entry, Table, number, plain, with_error
 
+PAPERS_REPAIRS = (Repair().name, Repair(nucleus=True).name)
+
 
 def correction_table(cells: Sequence[Cell]) -> Table:
     """`tab:correction_rate`, with the intrinsic rate and the excess that the paper leaves out."""
@@ -83,7 +85,7 @@ def recovery_table(cells: Sequence[Cell], compared: bool = True, among: str = ""
     rows = []
     for cell, name in _ordered(cells, _repair_order):
         found, asked = cell.result, cell.settings
-        papers = paper_of(cell) == "SCDD (p_u=0.2)" and way_of(asked) == Repair().name
+        papers = paper_of(cell) == "SCDD (p_u=0.2)" and way_of(asked) in PAPERS_REPAIRS
         values = known.get(asked["count"]) if compared and not typing and papers else None
         beside = [None] * 4 if values is None else [f"{value:g}" for value, _ in values]
         entries = [
@@ -111,7 +113,9 @@ def recovery_table(cells: Sequence[Cell], compared: bool = True, among: str = ""
     if typing:
         notes.append("Errors are made as far as a text has words for them; a swapped pair counts as two.")
     if any(entry.paper for row in rows for entry in row):
-        notes.append("[ ] is the paper's value: SCDD (p_u=0.2) on OWT, judged by GPT-2 large.")
+        notes.append(
+            "[ ] is the paper's value: SCDD (p_u=0.2) on OWT, judged by GPT-2 large, x_θ probably cut to its nucleus before the step."
+        )
     if judged:
         notes.append(f"PPL under {joined([c.result['judge'] for c in cells if 'judge' in c.result])}.")
     title = "Recovery from typing errors" if typing else "Recovery of random tokens"

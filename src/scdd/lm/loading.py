@@ -104,6 +104,11 @@ def _process(
     """The recipe's process; under another name, that kernel with the same schedule, hence the same marginals."""
     if isinstance(wanted, Process):
         return wanted
+    if build.FOREIGN in found.extra:
+        raise UserError(
+            f"{found.folder} was trained with {found.extra[build.FOREIGN]}, which its recipe cannot name: "
+            "load it from Python with that process, scdd.load(folder, process=…)."
+        )
     if wanted is not None and wanted not in build.PROCESSES:
         raise UserError(f"There is no process {wanted!r}: choose one of {', '.join(build.PROCESSES)}.")
     if spec is None:

@@ -296,8 +296,11 @@ class LM:
             **options,
         )
 
+    def sampler_section(self, name: str | None = None) -> recipe.Sampler:
+        """The settings of the sampler called `name`, or without a name of the recipe's own."""
+        if name is not None:
+            return build_samplers.section(name)
+        return recipe.ArSampler() if self.process is None else self.sampling.sampler
+
     def _sampler(self, name: str | None) -> Sampler:
-        spec = self.sampling.sampler if name is None else build_samplers.section(name)
-        if name is None and self.process is None:
-            spec = recipe.ArSampler()
-        return build_samplers.sampler(spec, self.quality, self.tokenizer.eos_id)
+        return build_samplers.sampler(self.sampler_section(name), self.quality, self.tokenizer.eos_id)

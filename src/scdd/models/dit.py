@@ -24,7 +24,7 @@ class DiTConfig:
     """The shape of the network.
 
     `time_input` is what the time embedding reads: "sigma", −log(1 − (1 − 1e-3) t), as SCDD and MDLM do, or "t", as
-    GIDD does; without `time_conditioning` it reads zero for every row. `input_bias` gives the head GIDD's constant at
+    GIDD does; without `time_conditioning` it reads zero for every row. `input_bias` adds one learnt number, GIDD's, to
     the input token's logit. `causal` makes the autoregressive variant.
     """
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -17,15 +19,15 @@ class LMHead(nn.Module):
     There is no forward: `ops` multiplies, fused with the softmax, and takes the tensors from here.
     """
 
-    input_bias: Tensor | None
+    input_bias: nn.Parameter | None
 
     def __init__(self, width: int, vocab: Vocab, input_bias: bool = False) -> None:
         super().__init__()
         self.vocab = vocab
         self.weight = nn.Parameter(torch.empty(padded(vocab.size), width))
         self.bias = nn.Parameter(torch.empty(padded(vocab.size)))
-        # GIDD's networks carry it as a constant, not as something trained.
-        self.register_buffer("input_bias", torch.empty(()) if input_bias else None)
+        # One axis: FSDP shards no scalars.
+        self.register_parameter("input_bias", nn.Parameter(torch.empty(1)) if input_bias else None)
 
     def initialise(self) -> None:
         """All zero: every ordinary token equally likely."""
@@ -33,6 +35,13 @@ class LMHead(nn.Module):
         nn.init.zeros_(self.bias)
         if self.input_bias is not None:
             nn.init.zeros_(self.input_bias)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """GIDD's networks carry the bias as a scalar, and converted ones did."""
+        name = f"{prefix}input_bias"
+        if name in state_dict:
+            state_dict[name] = state_dict[name].reshape(1)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     @property
     def tensors(self) -> Head:

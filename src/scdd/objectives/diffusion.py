@@ -51,8 +51,7 @@ class DiffusionObjective(Objective):
                 f"{process.schedule!r} does not start at γ_0 = ρ_0 = 1, and this objective has no reconstruction term for "
                 "the rest: let both levels be 1 at t = 0."
             )
-        noisy = bool(process.levels(0.5).one_minus_rho > 0)
-        self.reported = TimeSampler(Power(2.0 if noisy else 1.0), self.times.steps)
+        self.reported = TimeSampler(Power(_reporting_power(process)), self.times.steps)
 
     def loss(self, network: Denoiser, tokens: Tensor, documents: Tensor | None, part: Part) -> Loss:
         """The training loss at times drawn for this part."""
@@ -116,3 +115,9 @@ class DiffusionObjective(Objective):
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """See `state_dict`."""
         self.times.density.load_state_dict(state)
+
+
+def _reporting_power(process: Process) -> float:
+    """t = u^power that keeps the variance of the reported bound finite (`times`): 1/a, and u² at least with noise."""
+    noisy = bool(process.levels(0.5).one_minus_rho > 0)
+    return max(2.0 if noisy else 1.0, 1.0 / process.schedule.onset())

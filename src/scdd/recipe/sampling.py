@@ -133,7 +133,7 @@ class Sampling(Section):
     grid: Grid = Grid()
     """The times visited."""
     final: Literal["ancestral", "masks-only", "greedy", "none"] = "ancestral"
-    """Last step: ancestral like the others; masks-only fills masks; greedy takes the argmax; none may leave masks."""
+    """Last step: ancestral like the others; masks-only fills masks; greedy takes the likeliest token; none may leave masks."""
     top_p: Annotated[float, Interval(gt=0.0, le=1.0)] = 1.0
     """Nucleus: keep the likeliest tokens up to this probability, the crossing one included."""
     top_k: Count | None = None

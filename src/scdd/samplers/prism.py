@@ -20,7 +20,8 @@ from scdd.samplers.base import Context, Sampler, certain, lowest, need_mask_only
 class Prism(Sampler):
     """Of n visible tokens, the round(σn) with the lowest g_φ are remasked, σ = min(remask, (1 − α_s)/α_t).
 
-    Masks are filled with ReMDM's probability for that σ, so that the expected number of masks stays the schedule's.
+    Masks are filled with ReMDM's probability for that σ, so that the expected number of masks stays the schedule's, but for
+    the rounding of σn.
     """
 
     quality: Callable[[Tensor], Tensor] | None = None

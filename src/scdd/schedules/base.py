@@ -11,6 +11,8 @@ from scdd.core import Levels, UserError
 
 FIRST = 1e-30  # the first and last time at which derivatives are taken: they may be infinite at 0 and 1 themselves
 LAST = 1.0 - 2.0**-53
+EARLY = 1e-12  # where a schedule is seen to set in
+LEAST_ONSET = 0.01
 
 
 def interior(t: Tensor) -> Tensor:
@@ -28,6 +30,19 @@ class Schedule(ABC):
     @abstractmethod
     def at(self, t: Tensor) -> Levels:
         """Levels at times t (float64, any shape); values right at t = 0 and t = 1, derivatives finite."""
+
+    def onset(self) -> float:
+        """a of the noise that sets in first, 1 − γ_t or 1 − ρ_t ∝ t^a as t → 0: it says which times an estimate needs.
+
+        A token is lost with probability ∝ t^a and then weighs ∝ 1/t, the more variance the smaller a.
+        """
+        at = self.at(torch.tensor(EARLY, dtype=torch.float64))
+        found = [
+            -EARLY * float(slope) / float(lost)
+            for lost, slope in ((at.one_minus_gamma, at.dgamma), (at.one_minus_rho, at.drho))
+            if float(lost) > 0.0
+        ]
+        return min(max(min(found, default=1.0), LEAST_ONSET), 1.0)
 
     def check(self, points: int = 4097) -> None:
         """Refuse levels that define no process: the paper's marginals need γ and ρ to fall monotonically.
@@ -63,6 +78,11 @@ class Schedule(ABC):
         error = (rise / (2 * step) - getattr(self.at(middle), f"d{name}")).abs()
         if (error > 1e-4 * (1 + rise.abs() / (2 * step))).any():
             self._refuse(f"d{name} is not the derivative of {name}", "differentiate it by hand once more")
+
+    def __repr__(self) -> str:
+        """The name and the settings: results of evaluations are filed under it."""
+        said = (f"{name}={value!r}" for name, value in vars(self).items() if not name.startswith("_"))
+        return f"{type(self).__name__}({', '.join(said)})"
 
     def _refuse(self, reason: str, cure: str) -> None:
         raise UserError(f"{type(self).__name__} is not a schedule: {reason}; {cure}.")

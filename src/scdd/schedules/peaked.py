@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from scdd.core import Levels, UserError
-from scdd.schedules.base import Schedule, interior
+from scdd.schedules.base import LEAST_ONSET, Schedule, interior
 
 
 class Peaked(Schedule):
@@ -34,6 +34,10 @@ class Peaked(Schedule):
         self._a, self._b = exponent * t_peak, exponent * (1.0 - t_peak)
         self._scale: float = p_u / (1.0 - p_u) / (t_peak**self._a * (1.0 - t_peak) ** self._b)
         self._check_gamma()
+
+    def onset(self) -> float:
+        """exponent·t_peak, or 1 of the masks; exactly, since small ones are not to be seen at any time."""
+        return min(max(self._a, LEAST_ONSET), 1.0) if self.p_u > 0.0 else 1.0
 
     def at(self, t: Tensor) -> Levels:
         """`eq:noise-gidd-ours` through c/(1 − t), which has limits at both ends."""

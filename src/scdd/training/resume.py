@@ -34,12 +34,16 @@ _NAME = re.compile(r"step-(\d+)")
 
 @dataclass(frozen=True)
 class Identity:
-    """What every checkpoint of a run says of itself; `recipe` and `tokenizer` are the files' texts."""
+    """What every checkpoint of a run says of itself; `recipe` and `tokenizer` are the files' texts.
+
+    `extra` is what the recipe cannot say.
+    """
 
     recipe: str
     tokenizer: str | None
     vocab: Vocab
     network: dict[str, Any] | None = None
+    extra: dict[str, Any] | None = None
 
 
 class Checkpoints:
@@ -91,6 +95,7 @@ class Checkpoints:
                 step=step,
                 tokens=int(facts.get("tokens", 0)),
                 network=self.identity.network,
+                extra=self.identity.extra,
                 more=lambda temporary: self._write(self.world.tell(str(temporary / RESUME)), tensors, facts),
             )
             for old in self._all()[: -self.keep]:
@@ -102,7 +107,7 @@ class Checkpoints:
 
     def load(self, checkpoint: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         """Fill `tensors` in place, sharded or not, whatever the ranks that wrote them; returns the facts."""
-        self._check_vocabulary(checkpoint)
+        self._check_identity(checkpoint)
         folder = checkpoint / RESUME
         try:
             facts: dict[str, Any] = json.loads((folder / FACTS).read_text(encoding="utf-8"))
@@ -122,13 +127,18 @@ class Checkpoints:
             ) from error
         return facts
 
-    def _check_vocabulary(self, checkpoint: Path) -> None:
-        """A checkpoint of other tokens is refused before its tensors are looked at."""
+    def _check_identity(self, checkpoint: Path) -> None:
+        """A checkpoint of other tokens, or of a process of its own, is refused before its tensors are looked at."""
         meta = json.loads((checkpoint / "meta.json").read_text(encoding="utf-8"))
         if meta["vocab"]["hash"] != bundle.vocabulary_hash(self.identity.vocab, self.identity.tokenizer):
             raise UserError(
                 f"{checkpoint} was trained with another vocabulary ({meta['vocab']['size']} ids, here "
                 f"{self.identity.vocab.size}): use its tokenizer and data, or another --out."
+            )
+        if meta.get("extra", {}) != (self.identity.extra or {}):
+            raise UserError(
+                f"{checkpoint} was trained with {meta['extra'] or 'what its recipe says'}, and this run with "
+                f"{self.identity.extra or 'what the recipe says'}: hand over the same objective, or use another folder."
             )
 
     def _all(self) -> list[Path]:

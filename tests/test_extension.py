@@ -1,0 +1,120 @@
+"""What CONTRIBUTING.md shows from outside the package works: a schedule and a sampler that no recipe names."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+import scdd
+from scdd import build, recipe
+from scdd.core import Levels, Transition, UserError
+from scdd.evals.cells import Store
+from scdd.evals.generation import Way
+from scdd.evals.measure import measure_samples
+from scdd.evals.subject import open_subject
+from scdd.samplers import Context, Sampler
+from scdd.schedules import Schedule
+from scdd.training import World
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """(Where it ran, the names it left behind)."""
+    [code] = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.S)
+    names: dict[str, Any] = {"__name__": "example"}
+    folder = tmp_path_factory.mktemp("example")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        exec(compile(code, "CONTRIBUTING.md", "exec", dont_inherit=True), names)
+    return folder, names
+
+
+def test_the_example_trains_and_samples(example: tuple[Path, dict[str, Any]]) -> None:
+    folder, names = example
+    assert names["trainer"].step == 3
+    lm = scdd.load(folder / "late", process=names["process"])
+    assert repr(lm.process).endswith("Late(power=3.0))")
+    start = lm.generate(2, steps=8, length=16, sampler=names["Patient"](1.0))
+    assert {sample.sampler for sample in start} == {"patient"}
+    assert all(sample.corrections == 0 for sample in start), "nothing visible moves while it is patient"
+
+
+def test_its_checkpoints_are_not_taken_for_the_recipes(example: tuple[Path, dict[str, Any]]) -> None:
+    """The recipe beside them names another schedule: sampling by that one would go wrong in silence."""
+    folder, names = example
+    for wanted in (None, "gidd"):
+        with pytest.raises(UserError, match=r"trained with SCDD\(.*Late\(power=3.0\)\).*process="):
+            scdd.load(folder / "late", process=wanted)
+    trainer = build.trainer(names["spec"], folder / "late", World(), names["data"])
+    with pytest.raises(UserError, match=r"trained with .*Late.*the same objective"):
+        trainer.resume()
+
+
+def test_an_objective_like_the_recipes_leaves_no_mark(tmp_path: Path) -> None:
+    spec = recipe.load("nano", ["training.steps=1", "training.batch_size=2", "training.validate_batches=1"])
+    data = build.corpus(spec)
+    aim = build.objective(spec, data.tokenizer.vocab)
+    build.trainer(spec, tmp_path, World(), data, aim).run()
+    assert scdd.load(tmp_path).process is not None
+
+
+def test_it_is_measured_under_its_own_settings(example: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    folder, names = example
+    subject = open_subject(folder / "late", process=names["process"], device="cpu")
+    store = Store(tmp_path)
+    hashes = [
+        measure_samples(store, subject, Way(1, 3, length=8, sampler=names["Patient"](share))).hash
+        for share in (0.5, 0.5, 0.75)
+    ]
+    assert hashes[0] == hashes[1] != hashes[2]
+    cell = measure_samples(store, subject, Way(1, 3, length=8, sampler=names["Patient"](0.5)))
+    assert (cell.settings["sampler"], cell.settings["options"]) == ("patient", {"share": 0.5})
+    assert cell.made["paper"] is None
+
+
+def test_a_sampler_is_known_by_its_settings(example: tuple[Path, dict[str, Any]]) -> None:
+    """However it keeps them."""
+    folder, names = example
+
+    @dataclass(frozen=True, slots=True)
+    class Slotted(Sampler):
+        share: float
+        name: ClassVar[str] = "mine"
+
+        def step(self, z_t: torch.Tensor, ctx: Context) -> Transition:
+            raise NotImplementedError
+
+    class Plain(Sampler):
+        name: ClassVar[str] = "mine"
+
+        def __init__(self, share: float) -> None:
+            self.share = share
+
+        def step(self, z_t: torch.Tensor, ctx: Context) -> Transition:
+            raise NotImplementedError
+
+    lm = scdd.load(folder / "late", process=names["process"])
+    for kind in (Slotted, Plain):
+        found = Way(sampler=kind(0.25)).settled(lm)
+        assert (found["sampler"], found["options"]) == ("mine", {"share": 0.25})
+
+
+def test_a_schedule_is_known_by_its_settings() -> None:
+    """Not by its address in memory, which would make every process another one."""
+
+    class Bent(Schedule):
+        def __init__(self, power: float) -> None:
+            self.power = power
+            self._cache = 0
+
+        def at(self, t: torch.Tensor) -> Levels:
+            raise NotImplementedError
+
+    assert repr(Bent(2.0)) == "Bent(power=2.0)"
