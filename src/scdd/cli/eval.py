@@ -172,6 +172,9 @@ def recovery(
         str, typer.Option(metavar="N,N…", help="How many of the last steps: 1 is the paper's.")
     ] = "1,16",
     top_p: Annotated[float, typer.Option(help="Replacements come from this nucleus.")] = 0.9,
+    nucleus: Annotated[
+        bool, typer.Option("--nucleus", help="Doubts come from that nucleus, too: likely the paper's way.")
+    ] = False,
     threshold: Annotated[
         str | None,
         typer.Option(
@@ -194,7 +197,7 @@ def recovery(
     from scdd.evals.summaries import recovery_table
 
     counts = s.budgets(count)
-    ways = [Repair(steps, n, top_p) for n in s.budgets(last)]
+    ways = [Repair(steps, n, top_p, nucleus=nucleus) for n in s.budgets(last)]
     ways += [Repair(1, 1, threshold=t) for t in s.numbers(threshold, "threshold") if t is not None]
     with s.session(out, model or [], device, quiet, json) as here:
         opened = here.judge(judge, judge_batch_size)
