@@ -62,7 +62,7 @@ def run(spec: Recipe, out: Path, device: str | None = None) -> None:
     from scdd.training import same_bits, world
 
     with same_bits(spec.training.deterministic), world(spec.training.parallel, device) as here:
-        log = None
+        log, fresh = None, not (out / "tokenizer.json").exists()
         try:
             data = _data(spec, out, here)
             trainer = build.trainer(spec, out, here, data)
@@ -76,6 +76,10 @@ def run(spec: Recipe, out: Path, device: str | None = None) -> None:
             outcome = trainer.run()
             if log is not None:
                 log.text(outcome.step, "notice", _farewell(outcome, spec))
+        except UserError:
+            if here.leads and fresh:
+                _forget(out)
+            raise
         finally:
             if log is not None:
                 log.close()
@@ -136,13 +140,30 @@ def _data(spec: Recipe, out: Path, here: World) -> Corpus:
     known = file.read_text(encoding="utf-8") if file.is_file() else None
     if here.leads:
         data = build.corpus(spec, known, verify=True)
-        out.mkdir(parents=True, exist_ok=True)
+        _make(out)
         if known is None:
             _write(file, data.tokenizer.to_str())
     here.wait()
     if not here.leads:
         data = build.corpus(spec, file.read_text(encoding="utf-8"))
     return data
+
+
+def _make(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"--out {out} cannot be made a folder ({error.strerror}): choose another one."
+        ) from error
+
+
+def _forget(out: Path) -> None:
+    """Take back the tokenizer of a run that was refused before it began: another text would be read with it."""
+    if out.is_dir() and not (out / "recipe.yaml").is_file():
+        (out / "tokenizer.json").unlink(missing_ok=True)
+        if not any(out.iterdir()):
+            out.rmdir()
 
 
 def _write(path: Path, text: str) -> None:
