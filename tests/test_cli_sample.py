@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -144,6 +146,20 @@ def test_trace_page_is_self_contained(scdd, tmp_path: Path) -> None:
     fixed = tmp_path / "fixed.html"
     assert scdd("correct", "The river runs", "--trace", str(fixed))[0] == 0
     assert "const data = {" in fixed.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["way.html", "way.gif"])
+def test_a_trace_that_cannot_be_finished_leaves_no_half(
+    scdd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    code, _, err = scdd("sample", "--steps", "3", "--trace", str(tmp_path / name))
+    assert code == 2
+    assert f"{name} cannot be used (No space left" in err
+    assert not list(tmp_path.iterdir())
 
 
 def test_trace_gif(scdd, tmp_path: Path) -> None:

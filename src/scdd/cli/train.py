@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -76,7 +75,7 @@ def run(spec: Recipe, out: Path, device: str | None = None) -> None:
             outcome = trainer.run()
             if log is not None:
                 log.text(outcome.step, "notice", _farewell(outcome, spec))
-        except UserError:
+        except (UserError, OSError):
             if here.leads and fresh:
                 _forget(out)
             raise
@@ -162,14 +161,15 @@ def _forget(out: Path) -> None:
     """Take back the tokenizer of a run that was refused before it began: another text would be read with it."""
     if out.is_dir() and not (out / "recipe.yaml").is_file():
         (out / "tokenizer.json").unlink(missing_ok=True)
-        if not any(out.iterdir()):
-            out.rmdir()
+        for folder in (out / "checkpoints", out):
+            if folder.is_dir() and not any(folder.iterdir()):
+                folder.rmdir()
 
 
 def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    from scdd.data.files import write_atomically
+
+    write_atomically(path, text.encode())
 
 
 def _log(spec: Recipe, out: Path, step: int) -> Log:
