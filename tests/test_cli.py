@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -11,7 +14,7 @@ import pytest
 from scdd import __version__
 from scdd.cli import main as cli
 from scdd.core.errors import UserError
-from scdd.recipe import load, loads
+from scdd.recipe import dumps, load, loads
 
 
 @pytest.fixture
@@ -79,6 +82,47 @@ def test_user_error_is_one_line_a_mistake_and_exit_2(failing_verb, capsys: pytes
     failing_verb(UserError("first mistake.\nsecond mistake."))
     assert cli.main(["recipe"]) == 2
     assert capsys.readouterr().err == "error: first mistake.\nerror: second mistake.\n"
+
+
+def test_what_the_machine_refuses_is_a_sentence_too(failing_verb, capsys: pytest.CaptureFixture[str]):
+    failing_verb(OSError(errno.ENOSPC, "No space left on device", "run/model.safetensors"))
+    assert cli.main(["recipe"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: run/model.safetensors cannot be used (No space left on device)")
+    failing_verb(OSError(errno.EIO, "Input/output error"))
+    with pytest.raises(OSError, match="Input/output"):
+        cli.main(["recipe"])
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize("args", [["recipe", "list"], ["recipe", "schema"]])
+def test_a_full_disk_behind_standard_output(args: list[str]):
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(
+            [sys.executable, "-m", "scdd", *args], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: the output cannot be used (No space left")
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_reader_that_leaves_early_is_no_error():
+    command = [sys.executable, "-m", "scdd", "recipe", "schema"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+
+
+def test_characters_that_the_output_lacks_are_escaped(tmp_path: Path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(dumps(load("nano", ["name=Zütz"])), encoding="utf-8")
+    environment = {**os.environ, "PYTHONIOENCODING": "iso8859-5"}
+    command = [sys.executable, "-m", "scdd", "recipe", "check", str(recipe)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert result.returncode == 0, result.stderr
+    assert r"Z\xfctz" in result.stdout
 
 
 def test_interrupt_exits_130(failing_verb):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -146,6 +148,20 @@ def test_trace_page_is_self_contained(scdd, tmp_path: Path) -> None:
     assert "const data = {" in fixed.read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("name", ["way.html", "way.gif"])
+def test_a_trace_that_cannot_be_finished_leaves_no_half(
+    scdd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    code, _, err = scdd("sample", "--steps", "3", "--trace", str(tmp_path / name))
+    assert code == 2
+    assert f"{name} cannot be used (No space left" in err
+    assert not list(tmp_path.iterdir())
+
+
 def test_trace_gif(scdd, tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image")
     path = tmp_path / "way.gif"
@@ -162,6 +178,10 @@ def test_trace_gif(scdd, tmp_path: Path) -> None:
         (["sample", "--sampler", "remdm"], "ρ ≡ 1"),
         (["sample", "--steps", "0"], "steps is 0"),
         (["sample", "--num", "0"], "num is 0"),
+        (["sample", "--num", "1000000000000"], "at most"),
+        (["sample", "--steps", "1000000000000"], "at most"),
+        (["sample", "--length", "1000000000000"], "at most"),
+        (["sample", "--set", "model.size=small"], "only sampling"),
         (["sample", "--final", "argmax"], "final step"),
         (["sample", "--top-p", "2"], "top_p"),
         (["sample", "--process", "mdlm"], "ρ ≡ 1"),
@@ -171,6 +191,9 @@ def test_trace_gif(scdd, tmp_path: Path) -> None:
         (["sample", "--trace", "no/such/folder/way.html"], "does not exist"),
         (["infill", "The river"], "nothing to fill in"),
         (["infill", ""], "empty"),
+        (["infill", "The [MASK]", "--num", "0"], "num is 0"),
+        (["infill", "The [MASK:999999999999]"], "at most"),
+        (["infill", f"The [MASK:{'9' * 5000}]"], "at most"),
         (["correct", " "], "empty"),
         (["correct", "word " * 200], "--blocks"),
         (["correct", "--file", "no-such-file.txt"], "cannot be read"),
@@ -208,6 +231,22 @@ def test_broken_utf8_and_missing_checkpoints(
     code, _, err = scdd("sample", "--model", str(damaged), named=False)
     assert code == 2
     assert "damaged" in err
+
+
+def test_windows_line_ends_and_byte_order_marks_are_no_text(scdd, tmp_path: Path) -> None:
+    (tmp_path / "windows.txt").write_bytes(b"\xef\xbb\xbfThe river\r\nruns.\r\n")
+    (tmp_path / "unix.txt").write_bytes(b"The river\nruns.\n")
+    windows, unix = (
+        scdd("score", "--json", "--file", str(tmp_path / f"{name}.txt")) for name in ("windows", "unix")
+    )
+    assert windows == unix
+    assert json.loads(unix[1])["text"] == "The river\nruns."
+
+
+def test_an_empty_model_name_is_not_the_current_folder(scdd) -> None:
+    code, _, err = scdd("sample", "--model", "", named=False)
+    assert code == 2
+    assert "empty" in err
 
 
 def test_live_view_shows_masks_and_corrections(scdd, monkeypatch: pytest.MonkeyPatch, model: str) -> None:

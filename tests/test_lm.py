@@ -224,6 +224,10 @@ def test_freeze_covers_pieces_and_ranges() -> None:
             whole(TOKENIZER, text, bad)
 
 
+def test_a_freeze_of_one_piece_is_that_piece_and_not_its_letters() -> None:
+    assert whole(TOKENIZER, "The river runs.", "river") == whole(TOKENIZER, "The river runs.", ["river"])
+
+
 def test_watching_a_run_gives_the_same_result(lm: LM) -> None:
     run = lm.start(2, seed=3, record=True)
     seen = [progress.frame.step for progress in run]
@@ -328,6 +332,25 @@ def test_a_run_folder_means_its_newest_checkpoint(tmp_path: Path) -> None:
 def test_mistakes_are_named(lm: LM, tmp_path: Path) -> None:
     for action, reason in [
         (lambda: lm.generate(0), "num"),
+        (lambda: lm.generate("The river"), "prompt="),
+        (lambda: lm.generate(True), "whole number"),
+        (lambda: lm.generate(1, length=8.0), "length is 8.0: give a whole number"),
+        (lambda: lm.generate(1, steps="2"), "steps is '2'"),
+        (lambda: lm.generate(1, temperature="hot"), "temperature is 'hot'"),
+        (lambda: lm.generate(1, seed=0.5), "seed"),
+        (lambda: lm.generate(1, prompt=b"The"), "bytes"),
+        (lambda: lm.generate(1, prompt=[]), "empty list"),
+        (lambda: lm.generate(1, suffix=["a"]), "suffix"),
+        (lambda: lm.generate(1, sampler={"kind": "p2"}), "no sampler"),
+        (lambda: lm.infill(None), "NoneType"),
+        (lambda: lm.infill("The [MASK]", 0), "num is 0"),
+        (lambda: lm.correct(["The river"]), "list"),
+        (lambda: lm.correct("The river", steps="3"), "steps"),
+        (lambda: lm.score("caf\udce9"), "Unicode"),
+        (lambda: lm.score("The river", strength="much"), "strength"),
+        (lambda: lm.to("meta"), "meta"),
+        (lambda: scdd.load(context=0), "context"),
+        (lambda: scdd.load(overrides="model.size=small"), "only sampling"),
         (lambda: lm.generate(1, steps=0), "steps is 0"),
         (lambda: lm.generate(1, length=0), "length is 0"),
         (lambda: lm.generate(1, sampler="ancestrel"), "did you mean ancestral"),

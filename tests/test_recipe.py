@@ -223,6 +223,11 @@ def test_a_mistake_in_a_file_is_named_with_its_place_and_a_cure(text: str, messa
     assert message in str(caught.value)
 
 
+def test_a_section_that_does_not_agree_names_the_override_that_made_it_so():
+    with pytest.raises(UserError, match=r"^--set training.micro_batch_size=7: .* is not a multiple"):
+        load("nano", ["training.steps=4", "training.micro_batch_size=7"])
+
+
 def test_every_mistake_is_named_at_once():
     with pytest.raises(UserError) as caught:
         loads(LEAST, "my.yaml", ["training.stepz=1", "model.sise=tiny"])

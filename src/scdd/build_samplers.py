@@ -47,8 +47,8 @@ SECTIONS: dict[str, Callable[[], recipe.Sampler]] = {
 
 def section(name: str) -> recipe.Sampler:
     """The default settings of the sampler called `name`."""
-    if name not in SECTIONS:
-        near = get_close_matches(name, SECTIONS, n=1)
+    if not isinstance(name, str) or name not in SECTIONS:
+        near = get_close_matches(str(name), SECTIONS, n=1)
         cure = f"did you mean {near[0]}" if near else f"choose one of {', '.join(SECTIONS)}"
         raise UserError(f"There is no sampler {name!r}: {cure}.")
     return SECTIONS[name]()

@@ -281,6 +281,20 @@ def test_mistakes_are_named(corpus: Path, tmp_path: Path, settings: dict[str, An
         run(corpus, tmp_path / "out", **settings)
 
 
+@pytest.mark.parametrize("content", [b"", b"caf\xe9"])
+def test_a_refused_source_leaves_nothing_behind(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "bad.txt").write_bytes(content)
+    with pytest.raises(UserError):
+        run(tmp_path / "bad.txt", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_out_that_cannot_be_made_is_named(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be made a folder"):
+        run(corpus, tmp_path / "file" / "out")
+
+
 def test_blank_sources_are_named(tmp_path: Path) -> None:
     (tmp_path / "blank.txt").write_text("\n \n")
     with pytest.raises(UserError, match="no text found"):

@@ -158,6 +158,34 @@ def test_recipe_mistakes_are_named(
     assert not (tmp_path / "a" / "checkpoints").exists()
 
 
+def test_an_out_that_is_a_file_is_refused(
+    recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "taken").write_text("mine")
+    assert "taken cannot be made a folder" in refused(capsys, train(recipe_file, tmp_path / "taken"))
+    assert (tmp_path / "taken").read_text() == "mine"
+
+
+@pytest.mark.parametrize("device", ["gpu", "meta", "cuda:99"])
+def test_a_device_that_is_not_there_is_refused(
+    device: str, recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = main(["train", str(recipe_file), "--out", str(tmp_path / "run"), "--device", device])
+    assert f"--device {device}" in refused(capsys, code)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_refused_start_leaves_no_tokenizer_for_the_next_text(
+    recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "not enough" in refused(capsys, train(recipe_file, tmp_path / "run", "data.length=10000000"))
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("kept")
+    refused(capsys, train(recipe_file, tmp_path / "mine", "data.length=10000000"))
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
+
+
 def test_another_recipe_in_the_folder_is_refused_by_its_keys(
     recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,6 +12,8 @@ it is printed as `error: …` and the exit status is 2. Anything else is a bug a
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -24,6 +26,19 @@ from typer.core import TyperCommand, TyperGroup
 
 from scdd import __version__
 from scdd.core.errors import UserError
+
+# What the machine refuses and its user can mend, with the cure.
+CURES = {
+    errno.ENOSPC: "make room, or write elsewhere",
+    errno.EDQUOT: "make room, or write elsewhere",
+    errno.EFBIG: "make room, or write elsewhere",
+    errno.EACCES: "change its permissions, or choose another place",
+    errno.EPERM: "change its permissions, or choose another place",
+    errno.EROFS: "choose another place",
+    errno.ENOTDIR: "choose another place",
+    errno.EISDIR: "name a file",
+    errno.ENAMETOOLONG: "choose a shorter name",
+}
 
 
 class Verb(NamedTuple):
@@ -110,20 +125,49 @@ def calm_threads() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
+def show_every_character() -> None:
+    """Characters that the output's encoding lacks are written as escapes, where Python would give up."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `scdd` with these arguments (default: the process's) and return the exit status."""
     calm_threads()
+    show_every_character()
     # Plain help text: rich's markup would swallow words in square brackets such as [MASK].
     app = typer.Typer(cls=LazyGroup, add_completion=False, rich_markup_mode=None, no_args_is_help=True)
     app.callback()(_root)
     try:
-        typer.main.get_command(app)(args=argv, prog_name="scdd")
-    except SystemExit as stop:
-        return stop.code if isinstance(stop.code, int) else 0
+        try:
+            typer.main.get_command(app)(args=argv, prog_name="scdd")
+        except SystemExit as stop:
+            return stop.code if isinstance(stop.code, int) else 0
+        finally:
+            _flush()
     except UserError as error:
         for line in str(error).splitlines():
             print(f"error: {line}", file=sys.stderr)
         return 2
+    except OSError as error:
+        if error.errno not in CURES:
+            raise
+        place = "the output" if error.filename is None else error.filename
+        print(f"error: {place} cannot be used ({error.strerror}): {CURES[error.errno]}.", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         return 130
     return 0
+
+
+def _flush() -> None:
+    """Write what is still held back, so that a full disk is noticed here and not by the interpreter as it ends."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # what is left would fail again at the end
+        if error.errno != errno.EPIPE:
+            raise

@@ -77,7 +77,10 @@ def open_model(
 
 
 def read_text(text: str | None, file: Path | None = None) -> str:
-    """The text from the argument, a file or standard input: exactly one of them."""
+    """The text from the argument, a file or standard input: exactly one of them.
+
+    Windows' line ends and byte-order mark are dropped: models learn "\\n" alone and would take the rest for noise.
+    """
     if text is not None and text != "-" and file is not None:
         raise UserError("The text is given twice, as an argument and by --file: keep one.")
     if file is not None:
@@ -94,7 +97,7 @@ def read_text(text: str | None, file: Path | None = None) -> str:
         found_text = checked(text, "The text")
     if not found_text.strip():
         raise UserError("The text is empty: give at least a word.")
-    return found_text.removesuffix("\n")
+    return found_text.removeprefix("\ufeff").replace("\r\n", "\n").removesuffix("\n")
 
 
 def checked(text: str, name: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -62,7 +61,7 @@ def run(spec: Recipe, out: Path, device: str | None = None) -> None:
     from scdd.training import same_bits, world
 
     with same_bits(spec.training.deterministic), world(spec.training.parallel, device) as here:
-        log = None
+        log, fresh = None, not (out / "tokenizer.json").exists()
         try:
             data = _data(spec, out, here)
             trainer = build.trainer(spec, out, here, data)
@@ -76,6 +75,10 @@ def run(spec: Recipe, out: Path, device: str | None = None) -> None:
             outcome = trainer.run()
             if log is not None:
                 log.text(outcome.step, "notice", _farewell(outcome, spec))
+        except (UserError, OSError):
+            if here.leads and fresh:
+                _forget(out)
+            raise
         finally:
             if log is not None:
                 log.close()
@@ -136,7 +139,7 @@ def _data(spec: Recipe, out: Path, here: World) -> Corpus:
     known = file.read_text(encoding="utf-8") if file.is_file() else None
     if here.leads:
         data = build.corpus(spec, known, verify=True)
-        out.mkdir(parents=True, exist_ok=True)
+        _make(out)
         if known is None:
             _write(file, data.tokenizer.to_str())
     here.wait()
@@ -145,10 +148,28 @@ def _data(spec: Recipe, out: Path, here: World) -> Corpus:
     return data
 
 
+def _make(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"--out {out} cannot be made a folder ({error.strerror}): choose another one."
+        ) from error
+
+
+def _forget(out: Path) -> None:
+    """Take back the tokenizer of a run that was refused before it began: another text would be read with it."""
+    if out.is_dir() and not (out / "recipe.yaml").is_file():
+        (out / "tokenizer.json").unlink(missing_ok=True)
+        for folder in (out / "checkpoints", out):
+            if folder.is_dir() and not any(folder.iterdir()):
+                folder.rmdir()
+
+
 def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    from scdd.data.files import write_atomically
+
+    write_atomically(path, text.encode())
 
 
 def _log(spec: Recipe, out: Path, step: int) -> Log:

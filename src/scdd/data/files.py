@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import json
@@ -80,12 +81,17 @@ def write_atomically(path: Path, *pieces: bytes | memoryview) -> None:
     The temporary name is fixed, so an interrupted write leaves one file at most, and the next write takes it over.
     """
     temporary = path.with_name(f".{path.name}.tmp")
-    with open(temporary, "wb") as file:
-        for piece in pieces:
-            file.write(piece)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with open(temporary, "wb") as file:
+            for piece in pieces:
+                file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:  # a full disk, most likely: leave no half of a file, and say which one it was
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from error
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)

@@ -53,7 +53,12 @@ def prepare(job: Preparation) -> Iterator[Progress]:
     sources += discover(job.valid, field=job.text_field, rule=job.documents, split="valid")
     given = None if job.tokenizer is None else TextTokenizer.load(job.tokenizer)
     about = _describe(job, sources, fraction, given)
-    job.out.mkdir(parents=True, exist_ok=True)
+    try:
+        job.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"--out {job.out} cannot be made a folder ({error.strerror}): choose another one."
+        ) from error
     with _locked(job.out):
         if job.overwrite:
             _clear(job.out)
@@ -61,25 +66,42 @@ def prepare(job: Preparation) -> Iterator[Progress]:
             yield _finished(job.out, about)
             return
         journal = Journal.open(job.out, about, sources)
-        if given is None and not (job.out / "tokenizer.json").exists():
-            yield Progress("tokenizer", total=sum(source.size for source in sources))
-        tokenizer = given or _trained(job, sources, fraction)
-        tokenizer.save(job.out)
-        encoder = Encoder(sources, tokenizer, job.detokenizer, fraction)
-        collector = Collector(job.out, job.shard_tokens, journal, tokenizer.hash)
-        total = sum(source.size for source in sources)
-        with contextlib.closing(
-            ordered_map(encoder, batches(sources, journal.place), job.workers)
-        ) as encoded:
-            for batch in encoded:
-                collector.add(batch)
-                yield collector.progress("tokens", batch.position, total)
-        collector.finish((len(sources), 0))
-        if not any(info.shards for info in journal.splits.values()):
-            raise UserError(f"{', '.join(job.sources)}: no text found; check the files and --field.")
-        write_manifest(job.out, tokenizer, about, journal.splits)
-        (job.out / PROGRESS).unlink()
-        yield collector.progress("done", total, total)
+        try:
+            yield from _work(job, sources, fraction, given, about, journal)
+        except UserError:
+            if not any(info.shards for info in journal.splits.values()):
+                _clear(job.out)  # no more than a tokenizer, and of a text that must change
+                if not any(job.out.iterdir()):
+                    job.out.rmdir()
+            raise
+
+
+def _work(
+    job: Preparation,
+    sources: list[Source],
+    fraction: float,
+    given: TextTokenizer | None,
+    about: dict[str, Any],
+    journal: Journal,
+) -> Iterator[Progress]:
+    """From where the journal stands to the manifest."""
+    if given is None and not (job.out / "tokenizer.json").exists():
+        yield Progress("tokenizer", total=sum(source.size for source in sources))
+    tokenizer = given or _trained(job, sources, fraction)
+    tokenizer.save(job.out)
+    encoder = Encoder(sources, tokenizer, job.detokenizer, fraction)
+    collector = Collector(job.out, job.shard_tokens, journal, tokenizer.hash)
+    total = sum(source.size for source in sources)
+    with contextlib.closing(ordered_map(encoder, batches(sources, journal.place), job.workers)) as encoded:
+        for batch in encoded:
+            collector.add(batch)
+            yield collector.progress("tokens", batch.position, total)
+    collector.finish((len(sources), 0))
+    if not any(info.shards for info in journal.splits.values()):
+        raise UserError(f"{', '.join(job.sources)}: no text found; check the files and --field.")
+    write_manifest(job.out, tokenizer, about, journal.splits)
+    (job.out / PROGRESS).unlink()
+    yield collector.progress("done", total, total)
 
 
 def _check(job: Preparation) -> float:
@@ -100,6 +122,8 @@ def _check(job: Preparation) -> float:
         raise UserError(f"--train-tokenizer {job.train_tokenizer} is too small: choose {SMALLEST} or more.")
     if job.shard_tokens < 1 or job.workers < 1:
         raise UserError("--shard-tokens and --workers must be 1 or more: choose larger numbers.")
+    if job.tokenizer_sample < 1:
+        raise UserError("--tokenizer-sample must be 1 or more: choose a larger number.")
     detokenizer(job.detokenizer)
     if job.out.exists() and not job.out.is_dir():
         raise UserError(f"--out {job.out} is a file: name a folder.")

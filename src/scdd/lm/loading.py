@@ -11,6 +11,7 @@ import torch
 from scdd import build, bundle, recipe
 from scdd.core.errors import UserError
 from scdd.data.tokenizer import TextTokenizer
+from scdd.lm.checks import check_kinds
 from scdd.lm.model import LM
 from scdd.models import DiT, DiTConfig, QualityHead
 from scdd.models.rotary import Rotary
@@ -18,6 +19,8 @@ from scdd.processes import Process
 
 BUNDLED = Path(__file__).resolve().parent.parent / "assets" / "model"
 CONTEXT = 512  # for converted checkpoints, which do not say how long their rows were
+
+SHORTEST = 4
 
 
 def load(
@@ -35,13 +38,22 @@ def load(
     says what a converted checkpoint was trained with. `overrides` change the recipe's sampling section
     ("sampling.steps=64").
     """
+    changes = (overrides,) if isinstance(overrides, str) else tuple(overrides)
+    check_kinds(context=context)
+    if context is not None and context < SHORTEST:
+        raise UserError(f"context is {context}: give {SHORTEST} or more, [BOS] and [EOS] included.")
+    for change in changes:
+        if "=" in change and not change.strip().startswith("sampling."):
+            raise UserError(
+                f"--set {change}: only sampling.… can be changed in a trained model; another process has --process."
+            )
     found = bundle.read(_folder(source))
     if found.tokenizer is None:
         raise UserError(
             f"{found.folder} has no tokenizer.json, so it cannot write text: convert it with its tokenizer."
         )
     tokenizer = TextTokenizer(found.tokenizer, str(found.folder / "tokenizer.json"))
-    spec = _recipe(found, overrides)
+    spec = _recipe(found, changes)
     network = _network(found, spec)
     forward = _process(found, spec, process)
     quality = _quality(found, network.config)
@@ -59,6 +71,10 @@ def _folder(source: str | Path | None) -> str | Path:
                 "with `scdd demo --run DIR`."
             )
         return BUNDLED
+    if not str(source):
+        raise UserError(
+            "The model's name is empty: give a folder or a Hub id, or leave it out for the bundled one."
+        )
     newest = (
         sorted(Path(source, "checkpoints").glob("step-*")) if Path(source, "checkpoints").is_dir() else []
     )

@@ -12,6 +12,7 @@ from scdd import build_samplers, recipe
 from scdd.core.errors import UserError
 from scdd.data.tokenizer import TextTokenizer
 from scdd.lm import rows as make
+from scdd.lm.checks import check_kinds, check_text, texts
 from scdd.lm.judge import THRESHOLD, check_strength, judge, repaired, two_sided
 from scdd.lm.results import Change, Correction, Sample, Score, TokenScore
 from scdd.lm.run import Engine, Run, Settings
@@ -59,6 +60,8 @@ class LM:
         """Move the model, in bfloat16 on a GPU and float32 elsewhere unless told otherwise; returns itself."""
         try:
             place = torch.device(device)
+            if place.type == "meta":
+                raise UserError("device is meta, which holds no numbers: use cpu or cuda.")
             if place.type == "cuda" and not torch.cuda.is_available():
                 raise UserError(f"device is {device}, and torch sees no GPU: use cpu.")
             kind = dtype or (torch.bfloat16 if place.type == "cuda" else torch.float32)
@@ -115,10 +118,14 @@ class LM:
         suffix: str = "",
         **how: Any,
     ) -> Run:
-        """`generate`, to be watched: iterate over its frames, then read its results."""
-        prompts = [prompt] if isinstance(prompt, str) else list(prompt)
-        if num < 1 or not prompts:
-            raise UserError(f"num is {num}: draw at least one text.")
+        """`generate`, to be watched: iterate over its frames (every step's with `record=True`, else the last one's), then
+        read its results."""
+        prompts = texts("The prompt", prompt)
+        check_text("The suffix", suffix)
+        if not prompts:
+            raise UserError("prompt is an empty list: give at least one, or leave it out.")
+        check_kinds(length=length)
+        make.check_num(num)
         size = self.usual_length if length is None else length
         if size < 1:
             raise UserError(f"length is {size}: ask for at least one token.")
@@ -140,7 +147,8 @@ class LM:
             raise UserError(
                 "An autoregressive model cannot fill in: use a diffusion model, or `generate` with a prompt."
             )
-        made = [make.with_spans(self.tokenizer, each) for each in ([text] if isinstance(text, str) else text)]
+        make.check_num(num)
+        made = [make.with_spans(self.tokenizer, each) for each in texts("The text", text)]
         self._check_room(max((len(row) for row in made), default=0), blocks)
         settings = self._settings({"stop": False, **how})
         return Run(self.engine, [row for row in made for _ in range(num)], settings)
@@ -149,6 +157,7 @@ class LM:
 
     def score(self, text: str, *, strength: float = 0.1, blocks: bool = False) -> Score:
         """How likely the model finds each token, and how much it doubts it at noise level `strength`."""
+        check_kinds(strength=strength)
         row = make.whole(self.tokenizer, text)
         self._check_room(len(row), blocks)
         scores, _, nfe = judge(self.engine, row, strength)
@@ -181,6 +190,7 @@ class LM:
                 record=record,
             )  # fmt: skip
             return finish(run.results[0])
+        check_kinds(strength=strength, threshold=threshold)
         row = make.whole(self.tokenizer, text, freeze)
         self._check_room(len(row), blocks)
         check_strength(strength)
@@ -207,6 +217,7 @@ class LM:
         record: bool = False,
     ) -> tuple[Run, Callable[[Sample], Correction]]:
         """`correct` by the reverse process, to be watched: its run, and what makes a correction of the run's sample."""
+        check_kinds(strength=strength, steps=steps, seed=seed, top_p=top_p)
         row = make.whole(self.tokenizer, text, freeze)
         self._check_room(len(row), blocks)
         check_strength(strength)
@@ -269,6 +280,7 @@ class LM:
 
     def _settings(self, how: dict[str, Any]) -> Settings:
         """The recipe's sampling section with a caller's wishes put over it."""
+        check_kinds(**how)
         base = self.sampling
         known = {
             name: how.pop(name)

@@ -8,8 +8,11 @@ from dataclasses import dataclass
 
 from scdd.core.errors import UserError
 from scdd.data.tokenizer import TextTokenizer
+from scdd.lm.checks import check_kinds, check_text
 
 SPAN = re.compile(r"\[MASK(?::(\d+))?\]")
+# A slip of the finger is answered before memory runs out.
+LONGEST, MOST = 1 << 20, 1 << 20  # tokens of a text, texts of a call
 Freeze = Sequence[str | tuple[int, int]]
 
 
@@ -24,9 +27,18 @@ class Row:
         return len(self.tokens)
 
 
+def check_num(num: int) -> None:
+    """Refuse a number of texts that nobody can mean."""
+    check_kinds(num=num)
+    if not 1 <= num <= MOST:
+        raise UserError(f"num is {num}: draw at least one text, and at most {MOST:,} in one call.")
+
+
 def continued(tokenizer: TextTokenizer, prompt: str, suffix: str, length: int) -> Row:
     """`length` tokens in all: the prompt's, masks, the suffix's."""
     before, after = (tokenizer.encode(text) if text else [] for text in (prompt, suffix))
+    if length > LONGEST:
+        raise UserError(f"length is {length}: ask for at most {LONGEST:,} tokens.")
     room = length - len(before) - len(after)
     if room < 1:
         raise UserError(
@@ -49,7 +61,10 @@ def with_spans(tokenizer: TextTokenizer, text: str) -> Row:
     frozen: list[bool] = []
     end = 0
     for span in SPAN.finditer(text):
-        count = int(span[1] or 1)
+        digits = (span[1] or "1").lstrip("0") or "0"
+        if len(digits) > len(str(LONGEST)) or int(digits) > LONGEST:
+            raise UserError(f"{span[0][:30]} asks for too much: give a number of at most {LONGEST}.")
+        count = int(digits)
         if count < 1:
             raise UserError(f"{span[0]} asks for no token: give a number of at least 1.")
         given = tokenizer.encode(text[end : span.start()].removesuffix(" "))
@@ -66,10 +81,12 @@ def with_spans(tokenizer: TextTokenizer, text: str) -> Row:
 
 def whole(tokenizer: TextTokenizer, text: str, freeze: Freeze = ()) -> Row:
     """A text as it stands, free to change but for what `freeze` covers (pieces of it, or character ranges)."""
+    check_text("The text", text)
     if not text.strip():
         raise UserError("The text is empty: give at least a word.")
     tokens = tokenizer.encode(text)
-    ranges = [found for item in freeze for found in _ranges(text, item)]
+    pieces = (freeze,) if isinstance(freeze, str) else freeze
+    ranges = [found for item in pieces for found in _ranges(text, item)]
     frozen = [False] * len(tokens)
     if ranges:
         start = 0

@@ -22,9 +22,10 @@ def explain(
     lines = []
     for finding in error.errors(include_url=False):
         keys = _path(finding["loc"], tree)
-        culprit = next(
-            (text for at, text in overrides.items() if keys and _related(at, ".".join(keys))), None
-        )
+        related = [at for at in overrides if keys and _related(at, ".".join(keys))]
+        # A finding about a whole section names the keys that do not agree: the override of one of them is the cause.
+        named = [at for at in related if at.rpartition(".")[2] in finding["msg"].split()]
+        culprit = overrides[(named or related)[0]] if related else None
         where = source if culprit is None else f"--set {culprit}"
         sentence = _sentence(finding, keys, tree)
         lines.append(f"{where}: {sentence}{'' if sentence.endswith('?') else '.'}")

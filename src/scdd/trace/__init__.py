@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from scdd.core.errors import UserError
+from scdd.data.files import write_atomically
 from scdd.data.tokenizer import TextTokenizer
 from scdd.lm.results import Correction, Sample
 
@@ -40,4 +41,4 @@ def write(
     else:
         from scdd.trace.page import page
 
-        path.write_text(page(samples, tokenizer, title, labels), encoding="utf-8")
+        write_atomically(path, page(samples, tokenizer, title, labels).encode())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from scdd.core.errors import UserError
+from scdd.data.files import write_atomically
 from scdd.data.tokenizer import TextTokenizer
 from scdd.lm.results import Correction, Sample, Trajectory
 
@@ -56,7 +58,11 @@ def write_gif(path: Path, sample: Sample | Correction, tokenizer: TextTokenizer)
             _paint(draw, font, piece)
         images.append(image.quantize(64))
     pauses = [90] * (len(images) - 1) + [2500]
-    images[0].save(path, save_all=True, append_images=images[1:], duration=pauses, loop=0, optimize=True)
+    made = io.BytesIO()
+    images[0].save(
+        made, "GIF", save_all=True, append_images=images[1:], duration=pauses, loop=0, optimize=True
+    )
+    write_atomically(path, made.getbuffer())
 
 
 def _thinned(count: int) -> list[int]:

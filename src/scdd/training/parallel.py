@@ -67,7 +67,7 @@ def world(asked: str = "auto", device: str | None = None) -> Iterator[World]:
     size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     local = int(os.environ.get("LOCAL_RANK", "0"))
     chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    place = torch.device(f"cuda:{local}" if chosen == "cuda" else chosen)
+    place = _place(f"cuda:{local}" if chosen == "cuda" else chosen)
     if place.type == "cuda":
         torch.cuda.set_device(place)
     if size == 1:
@@ -83,6 +83,21 @@ def world(asked: str = "auto", device: str | None = None) -> Iterator[World]:
         yield World(rank, size, kind, place, dist.new_group(backend="gloo"))
     finally:
         dist.destroy_process_group()
+
+
+def _place(name: str) -> torch.device:
+    """The device of that name, refused here if training could not begin on it."""
+    try:
+        place = torch.device(name)
+    except RuntimeError as error:
+        raise UserError(f"--device {name} is not known: use cpu or cuda.") from error
+    if place.type not in ("cpu", "cuda"):
+        raise UserError(f"--device {name} cannot train: use cpu or cuda.")
+    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
+        raise UserError(
+            f"--device {name} is not there, torch sees {torch.cuda.device_count()} GPUs: use cpu."
+        )
+    return place
 
 
 class Step(nn.Module):
