@@ -171,6 +171,9 @@ def test_default_texts_are_the_recipes_own(
         (["eval", "compare", "a="], "names no checkpoint"),
         (["eval", "judge", "a=b", "--llm", "x"], "give two"),
         (["eval", "recovery", "--model", "bundled,top_p=0.8"], "would have no effect"),
+        (["eval", "recovery", "--k", "x"], "--k x is no list"),
+        (["eval", "recovery", "--last", "0"], "--last 0 is no list"),
+        (["eval", "likelihood", "--out", "file.txt"], "file.txt is a file"),
         (["report", "nowhere"], "not a folder"),
         (["report", ".", "--out", "x.pdf"], "ends in .html"),
     ],
@@ -183,6 +186,7 @@ def test_refusals(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "file.txt").write_text("a text")
     assert main(command) == 2
     assert cure in capsys.readouterr().err
 

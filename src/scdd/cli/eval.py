@@ -166,7 +166,7 @@ def recovery(
     count: Annotated[
         str, typer.Option("--k", metavar="K,K…", help="Corrupted tokens in each text.")
     ] = "5,10,20,50",
-    num: Annotated[int, typer.Option(*s.NUM, help="Texts.")] = 128,
+    num: Annotated[int, typer.Option(*s.NUM, min=1, help="Texts.")] = 128,
     steps: Annotated[int, typer.Option(help="Steps of the whole walk, of which the last are taken.")] = 128,
     last: Annotated[
         str, typer.Option(metavar="N,N…", help="How many of the last steps: 1 is the paper's.")
@@ -196,8 +196,8 @@ def recovery(
     from scdd.evals.recovery import Repair
     from scdd.evals.summaries import recovery_table
 
-    counts = s.budgets(count)
-    ways = [Repair(steps, n, top_p, nucleus=nucleus) for n in s.budgets(last)]
+    counts = s.budgets(count, "--k")
+    ways = [Repair(steps, n, top_p, nucleus=nucleus) for n in s.budgets(last, "--last")]
     ways += [Repair(1, 1, threshold=t) for t in s.numbers(threshold, "threshold") if t is not None]
     with s.session(out, model or [], device, quiet, json) as here:
         opened = here.judge(judge, judge_batch_size)

@@ -138,14 +138,14 @@ def default_out(models: Sequence[str]) -> Path:
     return Path("eval")
 
 
-def budgets(text: str) -> list[int]:
+def budgets(text: str, name: str = "--steps") -> list[int]:
     """Numbers of a comma-separated list."""
     try:
         found = [int(part) for part in text.split(",") if part.strip()]
     except ValueError:
         found = []
     if not found or min(found) < 1:
-        raise UserError(f"--steps {text} is no list of positive numbers: write 32,64,128.")
+        raise UserError(f"{name} {text} is no list of positive numbers: write 32,64,128.")
     return found
 
 

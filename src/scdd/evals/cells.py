@@ -74,6 +74,9 @@ class Store:
     def __init__(self, folder: str | Path, world: World = ALONE) -> None:
         self.folder, self.world = Path(folder), world
         self._asked: set[Path] = set()
+        for place in (self.folder, self.folder / "cells"):
+            if place.exists() and not place.is_dir():  # said before anything long is measured
+                raise UserError(f"{place} is a file, and results go into a folder: name another with --out.")
 
     def cell(
         self,
