@@ -328,3 +328,31 @@ def test_compiled_gradients_are_the_eager_ones(time_conditioning: bool) -> None:
     for _ in range(3):
         for found, expected in zip(gradients(), eager, strict=True):
             assert (found - expected).norm() < 0.05 * expected.norm() + 1e-4
+
+
+def test_folded_weights_are_kept_only_while_they_are_right() -> None:
+    """Without time conditioning gates are folded into weights; frozen ones once, until anything about them changes."""
+    model, z = network(), tokens(2, 8)
+    layer, modulation = model.blocks[0].mlp_out, model.blocks[0].modulation
+    assert model.hidden(z).requires_grad
+    assert layer._kept is None
+    with torch.no_grad():
+        fresh = model.hidden(z)
+        model.requires_grad_(False)
+        assert torch.equal(model.hidden(z), fresh)
+        kept = layer._kept
+        assert torch.equal(model.hidden(z), fresh)
+        assert layer._kept is kept is not None
+        changes = [
+            lambda: layer.weight.mul_(2.0),
+            lambda: layer.bias.add_(1.0),
+            lambda: modulation.bias.add_(0.5),
+            lambda: model.load_state_dict({k: v * 1.5 for k, v in model.state_dict().items()}),
+            lambda: model.double(),
+        ]
+        for change in changes:
+            change()
+            found = model.hidden(z)
+            model.requires_grad_(True)
+            assert torch.equal(found, model.hidden(z))
+            model.requires_grad_(False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,8 @@ def uniform_(tensor: Tensor, bound: float, generator: torch.Generator | None) ->
 
 class Linear(nn.Linear):
     """A linear map whose weights wait for `initialise`: building a network draws nothing from global state."""
+
+    _kept: tuple[Any, Tensor, tuple[Tensor, Tensor | None]] | None = None  # see `_folded`
 
     def reset_parameters(self) -> None:
         """Left to `initialise`."""
@@ -62,9 +65,23 @@ class Linear(nn.Linear):
         if gate.shape[0] != 1:
             y: Tensor = self(x)
             return gate.to(y.dtype) * y
-        gate = gate.reshape(-1)
-        bias = None if self.bias is None else (self.bias * gate).to(x.dtype)
-        return F.linear(x, (self.weight * gate[:, None]).to(x.dtype), bias)
+        return F.linear(x, *self._folded(gate.reshape(-1), x.dtype))
+
+    def _folded(self, gate: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+        """(gate W, gate b); kept on a CPU for weights that nobody trains, where folding costs a tenth of a short text."""
+        weight, bias = self.weight, self.bias
+        if torch.compiler.is_compiling() or weight.requires_grad or weight.device.type != "cpu":
+            return self._fold(gate, dtype)
+        if weight.is_inference():  # counts no versions
+            return self._fold(gate, dtype)
+        known = (weight.data_ptr(), weight._version, None if bias is None else bias._version, dtype)
+        if self._kept is None or self._kept[0] != known or not torch.equal(self._kept[1], gate):
+            self._kept = known, gate.clone(), self._fold(gate, dtype)
+        return self._kept[2]
+
+    def _fold(self, gate: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+        bias = None if self.bias is None else (self.bias * gate).to(dtype)
+        return (self.weight * gate[:, None]).to(dtype), bias
 
 
 def parts_of(rows: Tensor, count: int) -> tuple[Tensor, ...]:
