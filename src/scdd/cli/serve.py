@@ -17,6 +17,8 @@ from scdd.core.errors import UserError
 if TYPE_CHECKING:
     from scdd.serve.service import Service
 
+LEVELS = ("critical", "error", "warning", "info", "debug")
+
 
 def serve(
     model: o.Model = None,
@@ -64,28 +66,18 @@ def serve(
 ) -> None:
     """Serve a model over HTTP: a REST and an OpenAI-compatible API, and the playground at /."""
     local = is_loopback(host)
-    if not local and token is None and not no_token:
-        raise UserError(
-            f"--host {host} lets other machines in: set a token (SCDD_TOKEN), or say --no-token if that is what you want."
-        )
-    token = token if token is None else token.strip()  # as HTTP strips what is sent
-    if token is not None and not (token.isascii() and token):
-        raise UserError("--token must be ASCII text: choose another one.")
-    if not 0 <= port <= 65535:
-        raise UserError(f"--port is {port}: give one from 1 to 65535, or 0 for a free one.")
-    for option, value in {
+    token = _checked_token(token, host, local or no_token)
+    _check_numbers(port, {
         "--max-length": max_length, "--max-steps": max_steps, "--max-texts": max_texts, "--max-body": max_body,
         "--max-queue": max_queue, "--timeout": timeout, "--batch-size": batch_size, "--workers": workers, "--group": group,
-    }.items():  # fmt: skip
-        if value is not None and not 0 < value < math.inf:
-            raise UserError(f"{option} is {value}: give a number above 0.")
-    if log_level not in ("critical", "error", "warning", "info", "debug"):
-        raise UserError(f"--log-level is {log_level!r}: choose critical, error, warning, info or debug.")
+    })  # fmt: skip
+    if log_level not in LEVELS:
+        raise UserError(f"--log-level is {log_level!r}: choose one of {', '.join(LEVELS)}.")
 
     from scdd.serve import Limits, create_app
     from scdd.serve.guard import LOOPBACK
+    from scdd.serve.limits import shaped
     from scdd.serve.run import run
-    from scdd.serve.service import shaped
 
     lm = o.open_model(model, process, device, changes)
     if compile:
@@ -111,6 +103,30 @@ def serve(
     run(
         app, host, port, log_level, lambda address: typer.echo(greeting(app.state.service, address), err=True)
     )
+
+
+def _checked_token(token: str | None, host: str, open_to: bool) -> str | None:
+    """The token as HTTP will send it; refused where there must be one, or where it could never match."""
+    if token is None:
+        if not open_to:
+            raise UserError(
+                f"--host {host} lets other machines in: set a token (SCDD_TOKEN), or say --no-token if that is what you "
+                "want."
+            )
+        return None
+    token = token.strip()  # as HTTP strips what is sent
+    if not (token.isascii() and token):
+        raise UserError("--token must be ASCII text: choose another one.")
+    return token
+
+
+def _check_numbers(port: int, limits: dict[str, float | None]) -> None:
+    """Refuse what cannot be meant."""
+    if not 0 <= port <= 65535:
+        raise UserError(f"--port is {port}: give one from 1 to 65535, or 0 for a free one.")
+    for option, value in limits.items():
+        if value is not None and not 0 < value < math.inf:
+            raise UserError(f"{option} is {value}: give a number above 0.")
 
 
 def greeting(service: Service, address: str) -> str:

@@ -136,3 +136,9 @@ def _field(error: Any) -> str | None:
     """The field of the body that an error is about."""
     place = [str(part) for part in error["loc"] if part != "body"]
     return place[0] if place else None
+
+
+def beyond(name: str, found: str, most: int) -> ApiError:
+    """Something is beyond a limit."""
+    message = f"{name} {found}, and this server allows {most}."
+    return ApiError(400, message, param=name, code="limit_exceeded")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from scdd.lm import LM
 
 
 @dataclass(frozen=True)
@@ -29,3 +33,10 @@ class Limits:
     """Seconds that a job waits for others to share its batch with."""
     together: int | None = None
     """Rows of every network evaluation, filled up if need be; None on a CPU, where `sharing` finds out."""
+
+
+def shaped(limits: Limits, lm: LM, *, batch: int | None, workers: int | None, together: int | None) -> Limits:
+    """Limits with a batch shape that suits the device."""
+    on_gpu = lm.device.type != "cpu"
+    group = together or (64 if on_gpu else None)
+    return replace(limits, batch=batch or (64 if on_gpu else 16), workers=workers or 1, together=group)

@@ -19,10 +19,10 @@ from fastapi.responses import StreamingResponse
 
 from scdd.lm import Sample
 from scdd.serve.completion import Cutter, choice
-from scdd.serve.errors import ApiError, as_api_error
+from scdd.serve.errors import ApiError, as_api_error, beyond
 from scdd.serve.jobs import Job
 from scdd.serve.openai_shapes import Choice, Completion, CompletionReply, ModelReply, ModelsReply, Usage
-from scdd.serve.service import ClientGone, Service, beyond, draw_seed
+from scdd.serve.service import ClientGone, Service, draw_seed
 from scdd.serve.stream import HEADERS, Watched
 
 

@@ -10,7 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from scdd.lm import LM, Run, Sample
 from scdd.lm.rows import SPAN
 from scdd.samplers import Sampler
 from scdd.serve import requests as ask
-from scdd.serve.errors import ApiError, late
+from scdd.serve.errors import ApiError, beyond, late
 from scdd.serve.jobs import Abandoned, Job, cost
 from scdd.serve.limits import Limits
 from scdd.serve.metrics import Meters
@@ -298,16 +298,3 @@ def model_id(name: str) -> str:
     if last == "the bundled model":
         return "scdd"
     return re.sub(r"[^A-Za-z0-9._+-]+", "-", last).strip("-.") or "scdd"
-
-
-def beyond(name: str, found: str, most: int) -> ApiError:
-    """Something is beyond a limit."""
-    message = f"{name} {found}, and this server allows {most}."
-    return ApiError(400, message, param=name, code="limit_exceeded")
-
-
-def shaped(limits: Limits, lm: LM, *, batch: int | None, workers: int | None, together: int | None) -> Limits:
-    """Limits with a batch shape that suits the device."""
-    on_gpu = lm.device.type != "cpu"
-    group = together or (64 if on_gpu else None)
-    return replace(limits, batch=batch or (64 if on_gpu else 16), workers=workers or 1, together=group)
