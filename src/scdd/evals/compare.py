@@ -1,7 +1,8 @@
 """Several systems at equal numbers of network evaluations, in the paper's tables, its own numbers beside ours.
 
-In each column the best value is bold where it differs significantly (5 %) from the second best: texts of two systems are
-independent draws, so the test is that of two independent ratios.
+In each column the best value is bold where it differs significantly (5 %) from the second best, by a test of two independent
+ratios. Systems that share weights share random numbers, too, and their texts resemble each other; the test then errs on the
+side of caution.
 """
 
 from __future__ import annotations

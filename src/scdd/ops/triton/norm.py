@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
+from torch import Tensor, library
 
 EPSILON = tl.constexpr(1e-5)  # F.layer_norm's
 WARPS = 1  # a row's sums then stay within one warp
@@ -25,10 +25,10 @@ def add_norm(x: Tensor, delta: Tensor, scale: Tensor, shift: Tensor) -> tuple[Te
 
 def _traceable(kernel: Any) -> Any:
     """The compiler sees through it and launches the kernel itself; the interpreter's kernels are no such kernels."""
-    return torch.library.wrap_triton(kernel) if isinstance(kernel, triton.runtime.JITFunction) else kernel
+    return library.wrap_triton(kernel) if isinstance(kernel, triton.runtime.JITFunction) else kernel
 
 
-@torch.library.triton_op("scdd::add_norm", mutates_args=())
+@library.triton_op("scdd::add_norm", mutates_args=())
 def _forward(x: Tensor, delta: Tensor, scale: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
     x, delta, scale, shift = x.contiguous(), delta.contiguous(), scale.contiguous(), shift.contiguous()
     total, normal = torch.empty_like(x), torch.empty_like(x)
@@ -42,7 +42,7 @@ def _forward(x: Tensor, delta: Tensor, scale: Tensor, shift: Tensor) -> tuple[Te
     return total, normal
 
 
-@torch.library.triton_op("scdd::add_norm_backward", mutates_args=())
+@library.triton_op("scdd::add_norm_backward", mutates_args=())
 def _backward(
     total: Tensor, scale: Tensor, d_total: Tensor, d_normal: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
