@@ -14,6 +14,8 @@ import pytest
 import torch
 
 from scdd.cli.main import main
+from scdd.core.errors import UserError
+from scdd.evals.against import against_table, check_names
 from scdd.evals.cells import Cell, Store, digest, parsed, read_cells
 from scdd.evals.compare import best_of, generation_table
 from scdd.evals.frontier import Point, pareto
@@ -292,14 +294,16 @@ def test_identity_is_the_weights(checkpoints: dict[str, Path], scdd: Subject, tm
     assert open_subject(checkpoints["scdd"], process="gidd", device="cpu").identity != scdd.identity
 
 
-def _made(ppl: float, spread: float, label: str = "x", nfe: int = 8, name: str | None = None) -> Cell:
+def _made(
+    ppl: float, spread: float, label: str = "x", nfe: int = 8, name: str | None = None, entropy: float = 1.0
+) -> Cell:
     import math
 
     tokens = [100.0] * 50
     nats = [100 * math.log(ppl) + spread * (-1) ** i for i in range(50)]
     result = {
         **{"ppl": ppl, "error": ppl * spread / 700, "nats": nats, "tokens": tokens, "judge": "j"},
-        **{"nfe": {"value": nfe}, "length": 9, "diversity": {"entropy": {"value": 1.0, "error": 0.1}}},
+        **{"nfe": {"value": nfe}, "length": 9, "diversity": {"entropy": {"value": entropy, "error": 0.1}}},
     }
     return Cell("generation", label, {"nfe": nfe, "num": 50}, result, {"paper": name})
 
@@ -318,6 +322,45 @@ def test_bold_is_significant() -> None:
     unfair = generation_table({"a": {8: _made(5.0, 1.0, nfe=9)}, "b": {8: _made(9.0, 1.0)}})
     assert not unfair.rows[0][1].bold
     assert any("left out" in note for note in unfair.notes)
+
+
+def test_texts_that_repeat_themselves_win_nothing() -> None:
+    table = generation_table(
+        {
+            "p2": {8: _made(2.0, 1.0, entropy=1.8), 16: _made(2.0, 1.0, nfe=16, entropy=4.4)},
+            "a": {8: _made(9.0, 1.0, entropy=4.7), 16: _made(9.0, 1.0, nfe=16, entropy=4.7)},
+            "b": {8: _made(11.0, 1.0, entropy=4.8), 16: _made(11.0, 1.0, nfe=16, entropy=4.8)},
+        }
+    )
+    assert [row[1].bold for row in table.rows] == [False, True, False]
+    assert [row[2].bold for row in table.rows] == [True, False, False]
+    assert [row[1].text.endswith("‡") for row in table.rows] == [True, False, False]
+    assert any(note.startswith("‡ p2: repetitive") for note in table.notes)
+    pair = {"p2": {8: _made(2.0, 1.0, entropy=1.8)}, "a": {8: _made(9.0, 1.0, entropy=4.7)}}
+    assert not any(row[1].bold for row in generation_table(pair).rows)
+
+
+def test_one_system_against_the_others() -> None:
+    grid = {
+        "a": {8: _made(10.0, 1.0, "a"), 16: _made(9.0, 9.0, "a", nfe=16)},
+        "b": {8: _made(12.5, 1.0, "b"), 16: _made(9.1, 9.0, "b", nfe=16)},
+        "c": {8: _made(8.0, 1.0, "c")},
+        "ar": {8: _made(2.0, 1.0, "ar", nfe=99)},
+        "p2": {8: _made(2.0, 1.0, "p2", entropy=0.1)},
+    }
+    table = against_table(grid, "a")
+    assert table.head == ["against", "8", "16"]
+    assert [[e.text for e in row] for row in table.rows] == [
+        ["b", "−20.0 %**", "−1.1 %"],
+        ["c", "+25.0 %**", "–"],
+    ]
+    assert [[e.bold for e in row[1:]] for row in table.rows] == [[True, False], [False, False]]
+    every = [cell for row in grid.values() for cell in row.values()]
+    check_names(["a", "p2"], every)
+    with pytest.raises(
+        UserError, match=r"--against x is none of the systems: choose one of a, b, c, ar, p2\."
+    ):
+        check_names(["x"], every)
 
 
 def test_the_papers_numbers() -> None:

@@ -226,3 +226,7 @@ def test_a_report_of_several_systems_and_texts(
     )
     assert shown.count("<details") == 3 + 1
     assert len(plain) < 14_000, "a page, not a dump"
+    assert "against the others" not in plain
+    assert main(["report", out, "--out", str(page), "--against", "SCDD greedy"]) == 0
+    for made in (page.with_suffix(".md").read_text(), page.read_text()):
+        assert "Generative perplexity of SCDD greedy against the others" in made

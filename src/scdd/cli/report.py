@@ -21,6 +21,13 @@ def report(
     corpus: Annotated[
         str, typer.Option(help="Which of the paper's corpora to print beside ours: LM1B or OWT.")
     ] = "OWT",
+    against: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SYSTEM",
+            help="Also set this system beside each of the others; may be given several times.",
+        ),
+    ] = None,
 ) -> None:
     """Gather measurements into tables and figures: one self-contained HTML page, and Markdown."""
     from scdd.evals.paper import CORPORA
@@ -30,7 +37,11 @@ def report(
         raise UserError(f"--out {out} is no page: give a name that ends in .html.")
     if corpus not in CORPORA:
         raise UserError(f"--corpus {corpus} is not one of the paper's: choose {' or '.join(CORPORA)}.")
-    texts = {out: page(title, runs, corpus), out.with_suffix(".md"): markdown(title, runs, corpus)}
+    named = against or []
+    texts = {
+        out: page(title, runs, corpus, named),
+        out.with_suffix(".md"): markdown(title, runs, corpus, named),
+    }
     for path, text in texts.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")

@@ -7,6 +7,7 @@ side of caution.
 
 from __future__ import annotations
 
+from statistics import median_high
 from typing import Any
 
 from scdd.evals import stats
@@ -18,13 +19,22 @@ from scdd.evals.tables import Entry, Table, plain, with_error
 Grid = dict[str, dict[int, Cell]]
 """By label, by network evaluations."""
 ODD = "†"  # took another number of evaluations than its column says
+HOLLOW = "‡"  # repeats itself, which judges take for fluency
+FAR = 0.5  # nats of entropy below the column's median: a text of e^−0.5 = 60 % of the others' variety
 
 
 def generation_table(cells: Grid, corpus: str = "OWT", among: str = "") -> Table:
     """`tab:genppl-comparison`; `among` tells it from other tables of its kind."""
     columns = sorted({n for row in cells.values() for n in row})
+    empty = {n: hollow(cells, n) for n in columns}
     best = {
-        n: best_of({label: row[n] for label, row in cells.items() if n in row and equal(row[n], n)})
+        n: best_of(
+            {
+                label: row[n]
+                for label, row in cells.items()
+                if n in row and equal(row[n], n) and label not in empty[n]
+            }
+        )
         for n in columns
     }
     rows = []
@@ -37,12 +47,14 @@ def generation_table(cells: Grid, corpus: str = "OWT", among: str = "") -> Table
             found = row[n].result
             beside = printed("tab:genppl-comparison", paper_of(row[n]), corpus, n)
             shown = with_error(found["ppl"], found["error"]) + _mark(row[n], n)
+            shown += HOLLOW if label in empty[n] else ""
             entries.append(Entry(shown, best[n] == label, beside))
         rows.append(entries)
     notes = [
         f"Lower is better; {drawn(cells)}, judged by {judges(cells)}.{_beside(rows, corpus, ' under GPT-2 large')}",
         *_bold(rows, "Bold: the best of its column, significantly better than the second (p < 0.05)."),
         *unequal(cells),
+        *_repetitive(cells, empty),
     ]
     title = f"Generative perplexity by network evaluations{among}"
     return Table(title, ["system", *map(str, columns)], rows, notes)
@@ -163,6 +175,26 @@ def best_of(cells: dict[str, Cell]) -> str | None:
     first, second = (cells[label].result for label in ordered[:2])
     p = stats.difference((first["nats"], first["tokens"]), (second["nats"], second["tokens"]))
     return ordered[0] if p < 0.05 else None
+
+
+def hollow(cells: Grid, nfe: int) -> set[str]:
+    """Systems whose texts at this budget are far less varied than is usual there: Gen PPL is no measure of those."""
+    found = {
+        label: row[nfe].result["diversity"]["entropy"]["value"] for label, row in cells.items() if nfe in row
+    }
+    usual = median_high(found.values()) if found else 0.0
+    return {label for label, value in found.items() if value < usual - FAR}
+
+
+def _repetitive(cells: Grid, empty: dict[int, set[str]]) -> list[str]:
+    """A note on them."""
+    names = [label for label in cells if any(label in some for some in empty.values())]
+    if not names:
+        return []
+    return [
+        f"{HOLLOW} {joined(names)}: repetitive, with an entropy more than {FAR:g} nats below the median of the column; a low "
+        "perplexity of such texts says nothing, and they are left out of the comparison."
+    ]
 
 
 def _mark(cell: Cell, nfe: int) -> str:

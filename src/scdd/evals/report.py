@@ -12,6 +12,7 @@ from pathlib import Path
 from scdd import __version__
 from scdd.core.errors import UserError
 from scdd.evals import origin, plots
+from scdd.evals.against import against_table, check_names
 from scdd.evals.cells import Cell, read_cells
 from scdd.evals.compare import entropy_table, generation_table, likelihood_table
 from scdd.evals.frontier import frontier_table
@@ -58,8 +59,9 @@ def training_curves(runs: Sequence[str | Path]) -> dict[str, list[tuple[int, flo
     return curves
 
 
-def sections(cells: Sequence[Cell], corpus: str = "OWT") -> list[Section]:
-    """Everything that the cells can tell, in the paper's order."""
+def sections(cells: Sequence[Cell], corpus: str = "OWT", against: Sequence[str] = ()) -> list[Section]:
+    """Everything that the cells can tell, in the paper's order; systems in `against` beside each other one."""
+    check_names(against, cells)
     by: dict[str, list[Cell]] = {}
     for cell in cells:
         by.setdefault(cell.kind, []).append(cell)
@@ -67,7 +69,20 @@ def sections(cells: Sequence[Cell], corpus: str = "OWT") -> list[Section]:
     for kind, build in BUILDERS.items():
         if by.get(kind):
             made.append(build(by[kind], corpus))
+            if kind == "generation":
+                made[-1][1].extend(_against(by[kind], against))
     return made
+
+
+def _against(cells: Sequence[Cell], names: Sequence[str]) -> list[Table]:
+    """Every way of a named system beside all others of its judge and length."""
+    return [
+        against_table(ways, name, among)
+        for some, among in _judged(cells)
+        for ways in [by_way(some)]
+        for name, row in ways.items()
+        if next(iter(row.values())).label in names
+    ]
 
 
 def _likelihood(cells: Sequence[Cell], corpus: str) -> Section:
@@ -89,9 +104,7 @@ def _grouped(cells: Sequence[Cell], key: Callable[[Cell], Hashable]) -> list[lis
 def _generation(cells: Sequence[Cell], corpus: str) -> Section:
     """The paper's tables for every judge and length; where a system has several ways at one budget, a frontier as well."""
     tables, figures = [], []
-    groups = _grouped(cells, lambda cell: (json.dumps(cell.settings["judge"]), _room(cell)))
-    for some in groups:
-        among = f": {some[0].result['judge']}, context {_room(some[0])}" if len(groups) > 1 else ""
+    for some, among in _judged(cells):
         ways = by_way(some)
         tables += [generation_table(ways, corpus, among), entropy_table(ways, corpus, among)]
         figures += [plots.generation_plot(ways, among)] if len(some) > 1 else []
@@ -100,6 +113,15 @@ def _generation(cells: Sequence[Cell], corpus: str) -> Section:
             tables.append(frontier_table(several, among))
             figures.append(plots.frontier_plot(several, among))
     return "Generation", tables, figures
+
+
+def _judged(cells: Sequence[Cell]) -> list[tuple[list[Cell], str]]:
+    """Cells of one judge and length together, and what tells them from other such groups."""
+    groups = _grouped(cells, lambda cell: (json.dumps(cell.settings["judge"]), _room(cell)))
+    return [
+        (some, f": {some[0].result['judge']}, context {_room(some[0])}" if len(groups) > 1 else "")
+        for some in groups
+    ]
 
 
 def by_way(cells: Sequence[Cell]) -> dict[str, dict[int, Cell]]:
@@ -210,11 +232,11 @@ def samples(cells: Sequence[Cell]) -> list[tuple[str, list[tuple[str, str]]]]:
     return shown
 
 
-def markdown(title: str, runs: Sequence[str | Path], corpus: str = "OWT") -> str:
+def markdown(title: str, runs: Sequence[str | Path], corpus: str = "OWT", against: Sequence[str] = ()) -> str:
     """The report as Markdown: tables, samples, recipes. Long lists are folded, where the reader's program can fold."""
     cells = gather(runs)
     parts = [f"# {escaped(title)}\n"]
-    for name, tables, _ in sections(cells, corpus):
+    for name, tables, _ in sections(cells, corpus, against):
         parts += [f"## {name}\n", *(table.markdown() for table in tables)]
     told = samples(cells)
     parts += ["## Samples\n"] if told else []
@@ -250,14 +272,14 @@ def folded(summary: str, body: str) -> str:
     return f"<details><summary>{html.escape(summary)}</summary>\n\n{body}\n</details>\n"
 
 
-def page(title: str, runs: Sequence[str | Path], corpus: str = "OWT") -> str:
+def page(title: str, runs: Sequence[str | Path], corpus: str = "OWT", against: Sequence[str] = ()) -> str:
     """The report as one HTML file that asks for nothing from outside."""
     cells = gather(runs)
     parts = []
     curves = training_curves(runs)
     if curves:
         parts.append(f"<h2>Training</h2><div class=figures>{plots.training_plot(curves)}</div>")
-    for name, tables, figures in sections(cells, corpus):
+    for name, tables, figures in sections(cells, corpus, against):
         drawn = f"<div class=figures>{''.join(figures)}</div>" if figures else ""
         parts.append(f"<h2>{html.escape(name)}</h2>{''.join(table.html() for table in tables)}{drawn}")
     told = "".join(
