@@ -1,0 +1,51 @@
+"""docs/results.md cannot rot: what stands below its line is what its measurements say today."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from scdd.evals.report import gather
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def results() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("results", ROOT / "tools" / "results.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_is_what_the_measurements_say(results: ModuleType) -> None:
+    written = results.PAGE.read_text(encoding="utf-8").split(results.LINE)
+    assert len(written) == 2
+    assert written[1] == results.report(), "run python tools/results.py"
+
+
+def test_every_system_has_every_budget(results: ModuleType) -> None:
+    found = {(c.label, c.settings["nfe"]) for c in gather(results.RUNS) if c.kind == "generation"}
+    systems = "MDLM", "ReMDM-cap", "ReMDM-conf", "P2-Self", "GIDD+", "SCDD on GIDD+", "SCDD", "SCDD greedy"
+    assert found >= {(system, nfe) for system in systems for nfe in (8, 16, 32, 64, 128)}
+
+
+@pytest.mark.parametrize("where", ["results.md above its line", "README.md"])
+def test_numbers_that_are_told_were_measured(results: ModuleType, where: str) -> None:
+    head, below = results.PAGE.read_text(encoding="utf-8").split(results.LINE)
+    if where == "README.md":
+        head = (ROOT / where).read_text(encoding="utf-8").split("**Compare.**")[1].split("**Measure.**")[0]
+    said = set(re.findall(r"\d+\.?\d* ± \d+\.?\d*", head))
+    assert len(said) > 10, "claims are told with their numbers"
+    assert {number for number in said if number not in below} == set()
+
+
+def test_runs_were_of_one_budget(results: ModuleType) -> None:
+    logs = [(run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1] for run in results.RUNS]
+    assert {re.search(r'"step": (\d+)', line)[1] for line in logs} == {"10106"}  # type: ignore[index]

@@ -1,0 +1,55 @@
+"""docs/results.md below its line, and its picture, from the measurements in docs/results: `python tools/results.py`.
+
+What stands above the line is written by hand and stays. Needs matplotlib (`pip install 'scdd[eval]'`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from scdd.evals.compare import hollow
+from scdd.evals.plots import generation_plot
+from scdd.evals.report import by_way, gather, markdown, sections
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE, PICTURE, MEASURED = DOCS / "results.md", DOCS / "images" / "results.svg", DOCS / "results"
+RUNS = [MEASURED / name for name in ("mdlm", "gidd", "scdd", "ar")]
+AGAINST = ("SCDD", "GIDD+")
+LINE = "<!-- Below this line: python tools/results.py -->\n"
+GREY = "#7d8590"  # words and axes that can be read on white and on black
+
+
+def report() -> str:
+    """Everything below the line: the report without its title, and the tables of the recipe's own way of sampling."""
+    body = markdown("", RUNS, against=AGAINST).split("\n", 1)[1]
+    tables = [
+        t for name, some, _ in sections(gather([MEASURED / "defaults"])) for t in some if name == "Generation"
+    ]
+    return "\n".join(
+        [
+            "",
+            body,
+            "## As the recipe samples: quadratic grid, temperature 0.9\n",
+            *(t.markdown() for t in tables),
+        ]
+    )
+
+
+def picture() -> str:
+    """Gen PPL by budget, without the texts that are mere repetition and without what has another budget."""
+    ways = by_way([cell for cell in gather(RUNS) if cell.kind == "generation" and cell.label != "AR"])
+    return generation_plot({name: row for name, row in ways.items() if name not in hollow(ways, 32)}).replace(
+        "currentColor", GREY
+    )
+
+
+def main() -> None:
+    """Write both."""
+    head = PAGE.read_text(encoding="utf-8").split(LINE)[0]
+    PAGE.write_text(head + LINE + report(), encoding="utf-8")
+    PICTURE.write_text(picture(), encoding="utf-8")
+    print(f"wrote {PAGE} and {PICTURE}")
+
+
+if __name__ == "__main__":
+    main()
