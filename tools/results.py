@@ -5,6 +5,7 @@ What stands above the line is written by hand and stays. Needs matplotlib (`pip 
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from scdd.evals.compare import hollow
@@ -48,7 +49,7 @@ def main() -> None:
     head = PAGE.read_text(encoding="utf-8").split(LINE)[0]
     PAGE.write_text(head + LINE + report(), encoding="utf-8")
     PICTURE.write_text(picture(), encoding="utf-8")
-    print(f"wrote {PAGE} and {PICTURE}")
+    sys.stdout.write(f"wrote {PAGE} and {PICTURE}\n")
 
 
 if __name__ == "__main__":
