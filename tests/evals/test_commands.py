@@ -193,6 +193,24 @@ def test_refusals(
     assert cure in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("last", "cure"),
+    [("SCDD,length=99", "context holds"), ("SCDD,sampler=remdm-cap", "remdm"), ("SCDD,process=mdlm", "mdlm")],
+)
+def test_a_mistake_in_the_last_system_is_heard_first(
+    last: str,
+    cure: str,
+    checkpoints: dict[str, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    systems = [f"good={checkpoints['mdlm']}", last.replace("SCDD", str(checkpoints["scdd"]))]
+    command = ["eval", "compare", *systems, "--steps", "2", "--num", "1", "--out", str(tmp_path / "out")]
+    assert main([*command, "--judge", str(checkpoints["ar"])]) == 2
+    assert cure in capsys.readouterr().err.lower()
+    assert not list(tmp_path.rglob("*.json")), "nothing was measured"
+
+
 def test_an_empty_folder_has_no_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(tmp_path)]) == 2
     assert "holds no measurements" in capsys.readouterr().err

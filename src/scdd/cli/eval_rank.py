@@ -77,14 +77,28 @@ def compare(
 ) -> None:
     """Several systems at equal network evaluations, in the paper's tables (tab:valppl, tab:genppl-comparison, tab:entropy-comparison)."""
     from scdd.evals.compare import entropy_table, generation_table, likelihood_table
-    from scdd.evals.generation import Way
+    from scdd.evals.generation import Way, room_of, settings_of
     from scdd.evals.likelihood import Looks
     from scdd.evals.measure import measure_generation, measure_likelihood
 
     chosen, wanted = s.systems_of(systems), s.budgets(steps)
     s.check_corpus(corpus)
+    s.required(judge)
     with s.session(out, [], device, quiet, json) as here:
-        opened = here.judge(s.required(judge), judge_batch_size)
+        ways = {
+            system.label: [
+                system.ways(Way(s.default_num(num, here.world), nfe, seed, top_p=top_p)) for nfe in wanted
+            ]
+            for system in chosen
+        }
+        for (
+            system
+        ) in chosen:  # a mistake in the last one is better heard before the first one's hours of work
+            subject = s.opened(system, here)
+            for way in ways[system.label]:
+                settings_of(subject, way, batch_size)
+                room_of(subject, way)
+        opened = here.judge(judge, judge_batch_size)
         assert opened is not None
         bounds: dict[str, Cell] = {}
         grid: dict[str, dict[int, Cell]] = {}
@@ -96,11 +110,10 @@ def compare(
                     bounds[system.label] = measure_likelihood(
                         here.store, subject, rows, Looks(None, looks, "exact", seed), batch_size, watch
                     )
-            for nfe in wanted:
-                way = system.ways(Way(s.default_num(num, here.world), nfe, seed, top_p=top_p))
-                with here.bar(f"{system.label}, {nfe} evaluations", 2 * way.num) as watch:
+            for way in ways[system.label]:
+                with here.bar(f"{system.label}, {way.nfe} evaluations", 2 * way.num) as watch:
                     cell = measure_generation(here.store, subject, way, opened, batch_size, watch)
-                grid.setdefault(system.label, {})[nfe] = cell
+                grid.setdefault(system.label, {})[way.nfe] = cell
         tables = [*([likelihood_table(bounds, corpus)] if bounds else []), generation_table(grid, corpus)]
         cells = [*bounds.values(), *(cell for row in grid.values() for cell in row.values())]
         s.show(here.world, cells, [*tables, entropy_table(grid, corpus)], json)

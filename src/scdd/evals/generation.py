@@ -98,6 +98,7 @@ def settings_of(subject: Subject, way: Way, batch_size: int) -> Settings:
         if getattr(way, name) is not None
     }
     made = lm.start(1, steps=way.nfe, stop=False, batch_size=batch_size, **how).settings
+    made.sampler.check(subject.process)
     steps = way.nfe - made.sampler.rounds + (made.final == "none")
     if steps < 1:
         raise UserError(
@@ -111,6 +112,15 @@ def settings_of(subject: Subject, way: Way, batch_size: int) -> Settings:
     return made
 
 
+def room_of(subject: Subject, way: Way) -> int:
+    """How many tokens a text of `way` has; refused if the context does not hold them."""
+    room = subject.lm.engine.room
+    length = room if way.length is None else way.length
+    if not 1 <= length <= room:
+        raise UserError(f"length is {length}: the model's context holds 1 to {room} tokens.")
+    return length
+
+
 def draw(
     subject: Subject,
     way: Way,
@@ -121,10 +131,7 @@ def draw(
 ) -> Drawn:
     """All samples of `way`; each rank draws its share of the indices."""
     settings = settings_of(subject, way, batch_size)
-    engine = subject.lm.engine
-    length = engine.room if way.length is None else way.length
-    if not 1 <= length <= engine.room:
-        raise UserError(f"length is {length}: the model's context holds 1 to {engine.room} tokens.")
+    engine, length = subject.lm.engine, room_of(subject, way)
     mine = share(way.num, world)
     row = engine.framed([engine.tokenizer.mask_id] * length)
     z = torch.tensor([row], device=engine.device).expand(len(mine), -1).clone()
