@@ -353,7 +353,7 @@ def test_texts_that_repeat_themselves_win_nothing() -> None:
     assert [row[1].bold for row in table.rows] == [False, True, False]
     assert [row[2].bold for row in table.rows] == [True, False, False]
     assert [row[1].text.endswith("‡") for row in table.rows] == [True, False, False]
-    assert any(note.startswith("‡ p2: repetitive") for note in table.notes)
+    assert any(note.startswith("‡ p2: an entropy") for note in table.notes)
     pair = {"p2": {8: _made(2.0, 1.0, entropy=1.8)}, "a": {8: _made(9.0, 1.0, entropy=4.7)}}
     assert not any(row[1].bold for row in generation_table(pair).rows)
 

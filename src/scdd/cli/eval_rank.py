@@ -91,9 +91,8 @@ def compare(
             ]
             for system in chosen
         }
-        for (
-            system
-        ) in chosen:  # a mistake in the last one is better heard before the first one's hours of work
+        # a mistake in the last one is better heard before the first one's hours of work
+        for system in chosen:
             subject = s.opened(system, here)
             for way in ways[system.label]:
                 settings_of(subject, way, batch_size)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from scdd.core.errors import UserError
 from scdd.evals import stats
 from scdd.evals.cells import Cell
-from scdd.evals.compare import Grid, equal, hollow
+from scdd.evals.compare import Grid, fair
 from scdd.evals.tables import Entry, Table, plain
 
 
@@ -22,11 +22,11 @@ def check_names(names: Sequence[str], cells: Sequence[Cell]) -> None:
 
 def against_table(cells: Grid, name: str, among: str = "") -> Table:
     """Relative differences of `name` to every other system; bold where it is significantly better."""
-    columns = [n for n in sorted(cells[name]) if _fair(cells, name, n)]
+    columns = [n for n in sorted(cells[name]) if fair(cells, name, n)]
     rows = [
         [plain(label), *(_entry(cells, name, label, n) for n in columns)]
         for label in cells
-        if label != name and any(_fair(cells, label, n) for n in columns)
+        if label != name and any(fair(cells, label, n) for n in columns)
     ]
     notes = [
         f"{name}: by how much its perplexity is above (+) or below (−) the other's at equal network evaluations. Two-sided test "
@@ -37,13 +37,8 @@ def against_table(cells: Grid, name: str, among: str = "") -> Table:
     return Table(title, ["against", *map(str, columns)], rows, notes)
 
 
-def _fair(cells: Grid, label: str, nfe: int) -> bool:
-    """Whether a system has a number at this budget that others may be held against."""
-    return nfe in cells[label] and equal(cells[label][nfe], nfe) and label not in hollow(cells, nfe)
-
-
 def _entry(cells: Grid, name: str, label: str, nfe: int) -> Entry:
-    if not _fair(cells, label, nfe):
+    if not fair(cells, label, nfe):
         return plain("–")
     mine, its = cells[name][nfe].result, cells[label][nfe].result
     p = stats.difference((mine["nats"], mine["tokens"]), (its["nats"], its["tokens"]))

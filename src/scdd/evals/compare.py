@@ -20,7 +20,7 @@ Grid = dict[str, dict[int, Cell]]
 """By label, by network evaluations."""
 ODD = "†"  # took another number of evaluations than its column says
 HOLLOW = "‡"  # repeats itself, which judges take for fluency
-FAR = 0.5  # nats of entropy below the column's median: a text of e^−0.5 = 60 % of the others' variety
+FAR = 0.5  # nats of entropy below the column's median: e^−0.5 = 60 % of the others' variety
 
 
 def generation_table(cells: Grid, corpus: str = "OWT", among: str = "") -> Table:
@@ -28,14 +28,7 @@ def generation_table(cells: Grid, corpus: str = "OWT", among: str = "") -> Table
     columns = sorted({n for row in cells.values() for n in row})
     empty = {n: hollow(cells, n) for n in columns}
     best = {
-        n: best_of(
-            {
-                label: row[n]
-                for label, row in cells.items()
-                if n in row and equal(row[n], n) and label not in empty[n]
-            }
-        )
-        for n in columns
+        n: best_of({label: row[n] for label, row in cells.items() if fair(cells, label, n)}) for n in columns
     }
     rows = []
     for label, row in cells.items():
@@ -186,14 +179,20 @@ def hollow(cells: Grid, nfe: int) -> set[str]:
     return {label for label, value in found.items() if value < usual - FAR}
 
 
+def fair(cells: Grid, label: str, nfe: int) -> bool:
+    """Whether a system has a number at this budget that others may be held against."""
+    row = cells[label]
+    return nfe in row and equal(row[nfe], nfe) and label not in hollow(cells, nfe)
+
+
 def _repetitive(cells: Grid, empty: dict[int, set[str]]) -> list[str]:
     """A note on them."""
     names = [label for label in cells if any(label in some for some in empty.values())]
     if not names:
         return []
     return [
-        f"{HOLLOW} {joined(names)}: repetitive, with an entropy more than {FAR:g} nats below the median of the column; a low "
-        "perplexity of such texts says nothing, and they are left out of the comparison."
+        f"{HOLLOW} {joined(names)}: an entropy more than {FAR:g} nats below the median of the column. Repetition lowers perplexity, "
+        "so these texts are left out of the comparison."
     ]
 
 
