@@ -166,3 +166,30 @@ def test_recipe_schema_is_json_and_list_names_nano(capsys: pytest.CaptureFixture
     assert json.loads(capsys.readouterr().out)["title"] == "Recipe"
     assert cli.main(["recipe", "list"]) == 0
     assert "nano" in capsys.readouterr().out.split()
+
+
+@pytest.mark.parametrize(
+    ("verb", "load", "told"),
+    [
+        ("sample", "0.1 0.1 0.1 1/77 5", {"GOMP_SPINCOUNT": cli.SPINS}),
+        ("sample", "0.1 0.1 0.1 2/77 5", {"OMP_WAIT_POLICY": "PASSIVE"}),
+        ("serve", "0.1 0.1 0.1 1/77 5", {"OMP_WAIT_POLICY": "PASSIVE"}),
+        ("sample", "", {"OMP_WAIT_POLICY": "PASSIVE"}),
+        ("sample", None, {"OMP_WAIT_POLICY": "PASSIVE"}),
+    ],
+)
+def test_threads_spin_only_in_brief_verbs_on_an_idle_machine(
+    verb: str, load: str | None, told: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if load is not None:
+        (tmp_path / "loadavg").write_text(load)
+    monkeypatch.setattr(cli, "LOAD", tmp_path / "loadavg")
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.setenv(name, "mine")  # so that it is put back afterwards
+    cli.calm_threads(verb)
+    assert os.environ["OMP_WAIT_POLICY"] == "mine", "what was set stays"
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name)
+    cli.calm_threads(verb)
+    assert {name: os.environ.get(name) for name in told} == told
+    assert len({"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & set(os.environ)) == 1

@@ -13,12 +13,14 @@ it is printed as `error: …` and the exit status is 2. Anything else is a bug a
 from __future__ import annotations
 
 import errno
+import gc
 import io
 import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -26,6 +28,10 @@ from typer.core import TyperCommand, TyperGroup
 
 from scdd import __version__
 from scdd.core.errors import UserError
+
+LOAD = Path("/proc/loadavg")
+BRIEF = ("sample", "infill", "correct", "score", "demo")
+SPINS = "10000"
 
 # What the machine refuses and its user can mend, with the cure.
 CURES = {
@@ -117,12 +123,29 @@ def _root(
     """Self-Correcting Discrete Diffusion language models."""
 
 
-def calm_threads() -> None:
+def calm_threads(verb: str = "") -> None:
     """Idle OpenMP threads sleep instead of spinning: on a shared CPU spinning costs many times what waking does.
 
-    It must be said before torch is imported, and whoever has set it keeps it.
+    A brief verb that is alone on the machine lets them spin for some microseconds first, which makes the bundled model a
+    quarter faster on two cores. It must be said before torch is imported, and whoever has set it keeps it.
     """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}.isdisjoint(os.environ):
+        spin = verb in BRIEF and _alone()
+        os.environ.update({"GOMP_SPINCOUNT": SPINS} if spin else {"OMP_WAIT_POLICY": "PASSIVE"})
+
+
+def _alone() -> bool:
+    """Whether no other process wants to run just now; only Linux says so."""
+    try:
+        running = LOAD.read_text(encoding="ascii").split()[3].partition("/")[0]
+    except (OSError, IndexError):
+        return False
+    return running == "1"
+
+
+def collect_rarely() -> None:
+    """Importing torch makes a million objects that stay; looking through them again and again takes a tenth of that time."""
+    gc.set_threshold(50_000, 20, 20)
 
 
 def show_every_character() -> None:
@@ -134,7 +157,9 @@ def show_every_character() -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `scdd` with these arguments (default: the process's) and return the exit status."""
-    calm_threads()
+    given = sys.argv[1:] if argv is None else argv
+    calm_threads(given[0] if given else "")
+    collect_rarely()
     show_every_character()
     # Plain help text: rich's markup would swallow words in square brackets such as [MASK].
     app = typer.Typer(cls=LazyGroup, add_completion=False, rich_markup_mode=None, no_args_is_help=True)
