@@ -12,6 +12,7 @@ from types import ModuleType
 import pytest
 
 from scdd import __version__
+from scdd.cli import machine
 from scdd.cli import main as cli
 from scdd.core.errors import UserError
 from scdd.recipe import dumps, load, loads
@@ -171,7 +172,7 @@ def test_recipe_schema_is_json_and_list_names_nano(capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("verb", "load", "told"),
     [
-        ("sample", "0.1 0.1 0.1 1/77 5", {"GOMP_SPINCOUNT": cli.SPINS}),
+        ("sample", "0.1 0.1 0.1 1/77 5", {"GOMP_SPINCOUNT": machine.SPINS}),
         ("sample", "0.1 0.1 0.1 2/77 5", {"OMP_WAIT_POLICY": "PASSIVE"}),
         ("serve", "0.1 0.1 0.1 1/77 5", {"OMP_WAIT_POLICY": "PASSIVE"}),
         ("sample", "", {"OMP_WAIT_POLICY": "PASSIVE"}),
@@ -183,13 +184,13 @@ def test_threads_spin_only_in_brief_verbs_on_an_idle_machine(
 ) -> None:
     if load is not None:
         (tmp_path / "loadavg").write_text(load)
-    monkeypatch.setattr(cli, "LOAD", tmp_path / "loadavg")
+    monkeypatch.setattr(machine, "LOAD", tmp_path / "loadavg")
     for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
         monkeypatch.setenv(name, "mine")  # so that it is put back afterwards
-    cli.calm_threads(verb)
+    machine.calm_threads(verb)
     assert os.environ["OMP_WAIT_POLICY"] == "mine", "what was set stays"
     for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
         monkeypatch.delenv(name)
-    cli.calm_threads(verb)
+    machine.calm_threads(verb)
     assert {name: os.environ.get(name) for name in told} == told
     assert len({"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & set(os.environ)) == 1

@@ -134,27 +134,19 @@ def _leaves(tree: Any, path: str = "") -> dict[str, Any]:
 def _data(spec: Recipe, out: Path, here: World) -> Corpus:
     """Rank 0 checks every shard and settles the tokenizer; the others then read the same."""
     from scdd import build
+    from scdd.data.files import make_folder
 
     file = out / "tokenizer.json"
     known = file.read_text(encoding="utf-8") if file.is_file() else None
     if here.leads:
         data = build.corpus(spec, known, verify=True)
-        _make(out)
+        make_folder(out)
         if known is None:
             _write(file, data.tokenizer.to_str())
     here.wait()
     if not here.leads:
         data = build.corpus(spec, file.read_text(encoding="utf-8"))
     return data
-
-
-def _make(out: Path) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"--out {out} cannot be made a folder ({error.strerror}): choose another one."
-        ) from error
 
 
 def _forget(out: Path) -> None:

@@ -75,6 +75,16 @@ def open_input(path: Path) -> tuple[BinaryIO, BinaryIO]:
     return raw, raw
 
 
+def make_folder(path: Path) -> None:
+    """The folder of `--out`, with those above it."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"--out {path} cannot be made a folder ({error.strerror}): choose another one."
+        ) from error
+
+
 def write_atomically(path: Path, *pieces: bytes | memoryview) -> None:
     """Write under a temporary name, sync, rename: a reader sees the old file or the new one, whatever happens.
 

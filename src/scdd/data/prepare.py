@@ -20,6 +20,7 @@ from scdd.data.collect import PROGRESS, SPLITS, Collector, Journal, Progress, re
 from scdd.data.corpus import Rule, Source, batches, discover, documents
 from scdd.data.detokenize import detokenizer
 from scdd.data.encode import Encoder, is_valid, peak_memory
+from scdd.data.files import make_folder
 from scdd.data.pool import ordered_map
 from scdd.data.shards import INDEX, Shards, read_manifest, write_manifest
 from scdd.data.tokenizer import SMALLEST, TextTokenizer
@@ -53,12 +54,7 @@ def prepare(job: Preparation) -> Iterator[Progress]:
     sources += discover(job.valid, field=job.text_field, rule=job.documents, split="valid")
     given = None if job.tokenizer is None else TextTokenizer.load(job.tokenizer)
     about = _describe(job, sources, fraction, given)
-    try:
-        job.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"--out {job.out} cannot be made a folder ({error.strerror}): choose another one."
-        ) from error
+    make_folder(job.out)
     with _locked(job.out):
         if job.overwrite:
             _clear(job.out)

@@ -53,9 +53,8 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        if (
-            scope["method"] == "HEAD"
-        ):  # as GET; the HTTP server knows what was asked for and keeps the body back
+        # HEAD is answered as GET; the HTTP server knows what was asked for and keeps the body back
+        if scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}
         passage = _Passage(receive, send, self.body, self.patience)
         start = time.monotonic()
@@ -139,9 +138,8 @@ class _Passage:
             message = {**message, "headers": [*message["headers"], *_missing(message["headers"])]}
         try:
             await asyncio.wait_for(self._send(message), self._patience)
-        except (
-            asyncio.TimeoutError
-        ):  # whoever stays and reads nothing would keep an answer in memory for ever
+        except asyncio.TimeoutError:
+            # whoever stays and reads nothing would keep an answer in memory for ever
             self.stalled = True
             raise
 
