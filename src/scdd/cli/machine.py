@@ -11,9 +11,8 @@ from pathlib import Path
 
 LOAD = Path("/proc/loadavg")
 BRIEF = ("sample", "infill", "correct", "score", "demo")  # verbs that are over before the load changes
-SPINS = (
-    "10000"  # enough for the gaps inside one evaluation; more gains nothing, and costs more if somebody comes
-)
+# Enough for the gaps inside one evaluation; more gains nothing, and costs more if somebody comes.
+SPINS = "10000"
 
 # What the machine refuses and its user can mend, with the cure.
 CURES = {
