@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from common import measure, parser, report, result
-from scdd.core import Head, Rows, Vocab
+from scdd.core import ElboCoefficients, Head, Vocab
 from scdd.core.head import padded
 from scdd.ops import elbo
 from scdd.processes import SCDD
@@ -32,7 +32,9 @@ class Problem:
         self.x = self.vocab.token(torch.randint(size - 1, (rows,), device=device))
         t = torch.rand(rows, dtype=torch.float64, device=device) * 0.9 + 0.05
         self.z_t = process.corrupt(self.x, t)
-        self.rows: Rows = process.elbo_rows(self.x, self.z_t, t, t - 1e-3).scaled(1e3 / rows)
+        self.rows: ElboCoefficients = process.elbo_coefficients(self.x, self.z_t, t, t - 1e-3).scaled(
+            1e3 / rows
+        )
 
     def gradients(self, impl: str, dtype: torch.dtype | None = None) -> list[Tensor]:
         """Gradients of the summed loss by hidden states, weight and bias."""
@@ -51,7 +53,7 @@ class Problem:
 
     def dense(self) -> list[Tensor]:
         """The same loss by autograd over an N × V tensor in float32: what a plain implementation holds."""
-        from scdd.ops.reference.elbo import loss
+        from scdd.ops.elbo.reference import loss
 
         logits = self.hidden.float() @ self.weight[: self.vocab.size].T + self.bias[: self.vocab.size]
         total = loss(logits, self.x, self.z_t, self.rows, self.vocab.mask_id).sum()

@@ -17,19 +17,21 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from scdd.core.rng import Keyed, uniforms
+from scdd.core.rng import CounterRNG, uniforms
 from scdd.evals import likelihood as estimate
-from scdd.evals.likelihood import Looks, combined, likelihood
-from scdd.evals.subject import open_subject
+from scdd.evals.likelihood import NelboEstimator, combined, likelihood
+from scdd.evals.subject import open_model
 from scdd.evals.texts import open_stream, rows
 from scdd.objectives import Times, stream
 from scdd.processes import Process
 
 
-def uniform_times(process: Process, indices: list[int], how: Looks, device: torch.device) -> list[Times]:
+def uniform_times(
+    process: Process, indices: list[int], how: NelboEstimator, device: torch.device
+) -> list[Times]:
     """Independent uniform i = 1 … T: the exact bound, constants kept, with the reference's spread of times."""
     assert how.steps is not None
-    drawn = uniforms((len(indices), how.looks), Keyed(stream(how.seed, "times"), indices, device))
+    drawn = uniforms((len(indices), how.looks), CounterRNG(stream(how.seed, "times"), indices, device))
     before = (drawn * how.steps).floor()
     weight = torch.full((len(indices),), float(how.steps), dtype=torch.float64, device=device)
     return [Times((b + 1) / how.steps, b / how.steps, weight) for b in before.unbind(1)]
@@ -49,7 +51,7 @@ def main() -> None:
     parser.add_argument("--device", default=None)
     parser.add_argument("--json", metavar="FILE", help="write the results there as JSON, too")
     args = parser.parse_args()
-    subject = open_subject(args.checkpoint, device=args.device)
+    subject = open_model(args.checkpoint, device=args.device)
     lm = subject.lm
     if lm.process is None:
         parser.error("an autoregressive likelihood is exact: give a diffusion model")
@@ -61,7 +63,7 @@ def main() -> None:
         estimate._times = times  # type: ignore[assignment]
         found = []
         for seed in range(args.repeats):
-            how = Looks(args.steps, args.looks, convention, seed)  # type: ignore[arg-type]
+            how = NelboEstimator(args.steps, args.looks, convention, seed)  # type: ignore[arg-type]
             nats = likelihood(
                 lm.network, lm.process, held.rows, how, batch_size=args.batch_size, device=lm.device
             )

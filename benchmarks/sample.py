@@ -23,7 +23,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from scdd.core import Vocab
-from scdd.core.rng import Keyed
+from scdd.core.rng import CounterRNG
 from scdd.models import SIZES, DiT
 from scdd.models.compiled import compile_network
 from scdd.models.graphed import Graphed
@@ -82,7 +82,7 @@ def seconds(model: DiT | Graphed, args: argparse.Namespace, record: bool) -> tup
     """(Wall time of one whole walk, NFE), everything waited for."""
     process = PROCESSES[args.process](model.vocab)
     z = torch.full((args.batch, args.length), model.vocab.mask_id, device=args.device)
-    source = Keyed(0, range(args.batch), args.device)
+    source = CounterRNG(0, range(args.batch), args.device)
     _wait(args)
     start = time.perf_counter()
     walk = drive(

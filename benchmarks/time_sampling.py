@@ -28,7 +28,7 @@ from scdd.core import Vocab
 from scdd.data.loader import Batch, Loader, validation_batches
 from scdd.data.shards import Shards
 from scdd.models import EMA, DiT, DiTConfig
-from scdd.objectives import Adaptive, Density, DiffusionObjective, Part, Power, TimeSampler, stream
+from scdd.objectives import Adaptive, BatchSlice, Density, DiffusionObjective, Power, TimeSampler, stream
 from scdd.processes import GIDD, MDLM, SCDD, Process
 from scdd.schedules import Masked, Peaked
 from scdd.training.optim import Optim, Optimiser
@@ -179,7 +179,7 @@ class Run:
         parallel(
             batch.tokens,
             batch.documents,
-            Part(stream(self.bench.args.seed, "training"), self.step, 0, rows, rows),
+            BatchSlice(stream(self.bench.args.seed, "training"), self.step, 0, rows, rows),
         )
         self.optimiser.step(self.step, self.ema)
         parallel.step.objective.end_step(lambda tensor: None)

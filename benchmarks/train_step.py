@@ -19,7 +19,7 @@ from scdd.core.head import padded
 from scdd.models.compiled import compile_network
 from scdd.models.dit import SIZES, DiT
 from scdd.models.ema import EMA
-from scdd.objectives import DiffusionObjective, Part, TimeSampler
+from scdd.objectives import BatchSlice, DiffusionObjective, TimeSampler
 from scdd.processes import GIDD, MDLM, SCDD, Process
 from scdd.schedules import Masked, Peaked
 from scdd.training.optim import Optim, Optimiser
@@ -63,7 +63,7 @@ def diffusion_step(setup: Setup, process: Process, steps: int | None, impl: str)
 
     def work() -> None:
         with setup.autocast():
-            found = objective.loss(setup.model, setup.tokens, None, Part(0, setup.step, 0, rows, rows))
+            found = objective.loss(setup.model, setup.tokens, None, BatchSlice(0, setup.step, 0, rows, rows))
         setup.finish(found.total)
 
     return work

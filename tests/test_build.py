@@ -10,7 +10,7 @@ import torch
 import scdd
 from scdd import build
 from scdd.core import UserError, Vocab
-from scdd.objectives import Adaptive, ArObjective, DiffusionObjective, Part, Power, PrismObjective
+from scdd.objectives import Adaptive, ArObjective, BatchSlice, DiffusionObjective, Power, PrismObjective
 from scdd.processes import GIDD, MDLM, SCDD
 from scdd.recipe import Recipe, Sampling, from_dict, load, shipped
 from scdd.training import World
@@ -97,7 +97,7 @@ def test_every_kind_of_times_draws(kind: str) -> None:
     spec = small(objective={"kind": "elbo", "steps": 50, "times": {"kind": kind}})
     objective = build.objective(spec, Vocab(10, 9))
     assert isinstance(objective, DiffusionObjective)
-    times = objective.times.draw(Part(0, 0, 0, 4, 4))
+    times = objective.times.draw(BatchSlice(0, 0, 0, 4, 4))
     assert times.s is not None
     assert ((times.t - times.s) * 50).tolist() == pytest.approx([1] * 4)
 

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from scdd.core.rng import Keyed, integers, uniforms
+from scdd.core.rng import CounterRNG, integers, uniforms
 
 from ..laws import moderate
 
 
-def calls(source: Keyed, shape: tuple[int, ...], n: int = 3) -> torch.Tensor:
+def calls(source: CounterRNG, shape: tuple[int, ...], n: int = 3) -> torch.Tensor:
     return torch.stack([uniforms(shape, source) for _ in range(n)])
 
 
@@ -23,16 +23,18 @@ def calls(source: Keyed, shape: tuple[int, ...], n: int = 3) -> torch.Tensor:
     samples=st.lists(st.integers(0, 10**9), min_size=1, max_size=9, unique=True),
 )
 def test_alone_or_in_a_batch(seed: int, samples: list[int]) -> None:
-    together = calls(Keyed(seed, samples), (len(samples), 4))
+    together = calls(CounterRNG(seed, samples), (len(samples), 4))
     for row, sample in enumerate(samples):
-        assert torch.equal(calls(Keyed(seed, [sample]), (1, 4))[:, 0], together[:, row])
+        assert torch.equal(calls(CounterRNG(seed, [sample]), (1, 4))[:, 0], together[:, row])
     cut = len(samples) // 2
-    groups = [calls(Keyed(seed, group), (len(group), 4)) for group in (samples[:cut], samples[cut:])]
+    groups = [calls(CounterRNG(seed, group), (len(group), 4)) for group in (samples[:cut], samples[cut:])]
     assert torch.equal(torch.cat(groups, 1), together)
 
 
 def test_a_longer_row_begins_as_a_shorter_one() -> None:
-    assert torch.equal(uniforms((3, 8), Keyed(1, range(3)))[:, :5], uniforms((3, 5), Keyed(1, range(3))))
+    assert torch.equal(
+        uniforms((3, 8), CounterRNG(1, range(3)))[:, :5], uniforms((3, 5), CounterRNG(1, range(3)))
+    )
 
 
 def splitmix(value: int) -> int:
@@ -46,7 +48,7 @@ def splitmix(value: int) -> int:
 
 def test_numbers_are_the_documented_hash() -> None:
     """Pinned, so that no release changes anybody's samples unawares; call after call, the counter wraps."""
-    source = Keyed(42, [0, 5])
+    source = CounterRNG(42, [0, 5])
     for call in range(1, 5):
         got = source.bits((2, 3))
         for row, sample in enumerate([0, 5]):
@@ -57,7 +59,7 @@ def test_numbers_are_the_documented_hash() -> None:
 
 
 def test_uniform_on_the_unit_interval() -> None:
-    numbers = uniforms((50, 2000), Keyed(3, range(50)))
+    numbers = uniforms((50, 2000), CounterRNG(3, range(50)))
     assert numbers.dtype == torch.float64
     assert numbers.min() >= 0
     assert numbers.max() < 1
@@ -67,7 +69,7 @@ def test_uniform_on_the_unit_interval() -> None:
 
 @pytest.mark.parametrize("bit", [0, 1, 20, 52])
 def test_bits_are_fair(bit: int) -> None:
-    whole = (uniforms((50, 2000), Keyed(4, range(50))) * 2**53).to(torch.int64)
+    whole = (uniforms((50, 2000), CounterRNG(4, range(50))) * 2**53).to(torch.int64)
     ones = int(((whole >> bit) & 1).sum())
     assert stats.binomtest(ones, whole.numel()).pvalue > 1e-4
 
@@ -77,9 +79,9 @@ def correlation(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def test_unrelated_across_calls_samples_places_and_seeds() -> None:
-    source = Keyed(7, range(200))
+    source = CounterRNG(7, range(200))
     first, second = uniforms((200, 200), source), uniforms((200, 200), source)
-    other = uniforms((200, 200), Keyed(8, range(200)))
+    other = uniforms((200, 200), CounterRNG(8, range(200)))
     pairs = {
         "calls": (first, second),
         "seeds": (first, other),
@@ -94,7 +96,7 @@ def test_unrelated_across_calls_samples_places_and_seeds() -> None:
 
 
 def test_integers_are_uniform() -> None:
-    for source in (Keyed(1, range(100)), torch.Generator().manual_seed(0)):
+    for source in (CounterRNG(1, range(100)), torch.Generator().manual_seed(0)):
         drawn = integers(7, (100, 700), source)
         assert drawn.dtype == torch.int64
         assert stats.chisquare(torch.bincount(drawn.flatten(), minlength=7).numpy()).pvalue > 1e-4
@@ -103,7 +105,7 @@ def test_integers_are_uniform() -> None:
 
 def test_wrong_number_of_samples() -> None:
     with pytest.raises(ValueError, match="3 samples cannot give numbers of shape"):
-        Keyed(0, range(3)).bits((4, 2))
+        CounterRNG(0, range(3)).bits((4, 2))
 
 
 def test_a_generator_gives_float64_and_repeats() -> None:
@@ -115,6 +117,6 @@ def test_a_generator_gives_float64_and_repeats() -> None:
 
 def test_no_global_state_is_touched_by_keys() -> None:
     before = torch.random.get_rng_state()
-    uniforms((2, 3), Keyed(0, range(2)))
-    integers(5, (2, 3), Keyed(0, range(2)))
+    uniforms((2, 3), CounterRNG(0, range(2)))
+    integers(5, (2, 3), CounterRNG(0, range(2)))
     assert torch.equal(before, torch.random.get_rng_state())

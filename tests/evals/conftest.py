@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scdd.evals.subject import Subject, open_subject
+from scdd.evals.subject import EvalModel, open_model
 from tests import tiny
 
 AR = ("process.kind=ar", "objective.kind=ar", "sampling.sampler.kind=ar")
@@ -26,13 +26,13 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
-def scdd(checkpoints: dict[str, Path]) -> Subject:
-    return open_subject(checkpoints["scdd"], device="cpu")
+def scdd(checkpoints: dict[str, Path]) -> EvalModel:
+    return open_model(checkpoints["scdd"], device="cpu")
 
 
 @pytest.fixture(scope="session")
-def ar(checkpoints: dict[str, Path]) -> Subject:
-    return open_subject(checkpoints["ar"], device="cpu")
+def ar(checkpoints: dict[str, Path]) -> EvalModel:
+    return open_model(checkpoints["ar"], device="cpu")
 
 
 @pytest.fixture

@@ -16,12 +16,12 @@ import torch
 from scdd.cli.main import main
 from scdd.core.errors import UserError
 from scdd.evals.against import against_table, check_names
-from scdd.evals.cells import Cell, Store, digest, parsed, read_cells
+from scdd.evals.cells import Measurement, Store, digest, parsed, read_cells
 from scdd.evals.compare import best_of, generation_table
 from scdd.evals.frontier import Point, pareto
-from scdd.evals.generation import Way
+from scdd.evals.generation import SamplingSpec
 from scdd.evals.paper import paper, paper_name, printed
-from scdd.evals.subject import Subject, open_subject, weights_hash
+from scdd.evals.subject import EvalModel, open_model, weights_hash
 from scdd.evals.systems import parse_system
 from scdd.evals.tables import Entry, Table, number, with_error
 from scdd.lm import LM
@@ -286,7 +286,7 @@ def _flat(tree: Any, path: str = "") -> dict[str, float]:
 # -- the parts ------------------------------------------------------------------------------------------------------
 
 
-def test_a_cell_is_its_settings(tmp_path: Path, scdd: Subject) -> None:
+def test_a_cell_is_its_settings(tmp_path: Path, scdd: EvalModel) -> None:
     store, calls = Store(tmp_path), []
 
     def measure() -> dict[str, Any]:
@@ -305,16 +305,16 @@ def test_a_cell_is_its_settings(tmp_path: Path, scdd: Subject) -> None:
     assert parsed(json.dumps(first.json()), tmp_path / "x").result == first.result
 
 
-def test_identity_is_the_weights(checkpoints: dict[str, Path], scdd: Subject, tmp_path: Path) -> None:
+def test_identity_is_the_weights(checkpoints: dict[str, Path], scdd: EvalModel, tmp_path: Path) -> None:
     moved = tmp_path / "moved"
     os.symlink(checkpoints["scdd"], moved)
-    assert open_subject(moved, device="cpu").identity == scdd.identity
-    assert open_subject(checkpoints["scdd"], process="gidd", device="cpu").identity != scdd.identity
+    assert open_model(moved, device="cpu").identity == scdd.identity
+    assert open_model(checkpoints["scdd"], process="gidd", device="cpu").identity != scdd.identity
 
 
 def _made(
     ppl: float, spread: float, label: str = "x", nfe: int = 8, name: str | None = None, entropy: float = 1.0
-) -> Cell:
+) -> Measurement:
     import math
 
     tokens = [100.0] * 50
@@ -323,7 +323,7 @@ def _made(
         **{"ppl": ppl, "error": ppl * spread / 700, "nats": nats, "tokens": tokens, "judge": "j"},
         **{"nfe": {"value": nfe}, "length": 9, "diversity": {"entropy": {"value": entropy, "error": 0.1}}},
     }
-    return Cell("generation", label, {"nfe": nfe, "num": 50}, result, {"paper": name})
+    return Measurement("generation", label, {"nfe": nfe, "num": 50}, result, {"paper": name})
 
 
 def test_bold_is_significant() -> None:
@@ -396,9 +396,9 @@ def test_the_papers_numbers() -> None:
                 assert len(row) == len(table.get("columns") or table["steps"])
 
 
-def test_names_of_the_papers_systems(checkpoints: dict[str, Path], scdd: Subject) -> None:
+def test_names_of_the_papers_systems(checkpoints: dict[str, Path], scdd: EvalModel) -> None:
     assert paper_name(scdd, None) == f"SCDD (p_u={scdd.process.schedule.p_u:g})"  # type: ignore[union-attr]
-    masked = open_subject(checkpoints["mdlm"], device="cpu")
+    masked = open_model(checkpoints["mdlm"], device="cpu")
     assert [paper_name(masked, name) for name in (None, "remdm-conf", "p2")] == [
         "MDLM",
         "ReMDM-Confidence",
@@ -406,7 +406,7 @@ def test_names_of_the_papers_systems(checkpoints: dict[str, Path], scdd: Subject
     ]
     assert paper_name(masked, "remdm-cap", {"eta": 0.01}) == "ReMDM-Cap 0.01"
     assert paper_name(masked, "remdm-cap", {"eta": 0.05}) is None
-    assert (paper_name(open_subject(checkpoints["gidd"], device="cpu"), None) or "").startswith("GIDD+")
+    assert (paper_name(open_model(checkpoints["gidd"], device="cpu"), None) or "").startswith("GIDD+")
 
 
 def test_weights_are_known_with_their_quality_head() -> None:
@@ -420,7 +420,7 @@ def test_weights_are_known_with_their_quality_head() -> None:
 def test_systems_are_read() -> None:
     system = parse_system("a=runs/x,sampler=remdm-cap,top_p=0.9,process=gidd")
     assert (system.label, system.source, system.process) == ("a", "runs/x", "gidd")
-    assert system.ways(Way(4, 8)) == Way(4, 8, sampler="remdm-cap", top_p=0.9)
+    assert system.ways(SamplingSpec(4, 8)) == SamplingSpec(4, 8, sampler="remdm-cap", top_p=0.9)
     assert parse_system("runs/y/").label == "y"
     assert parse_system("bundled").source is None
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from scdd.core import UserError, Vocab
-from scdd.evals.cells import ALONE, Cell, Store
+from scdd.evals.cells import ALONE, Measurement, Store
 from scdd.evals.correction import Uncorrected, cumulative, rates
 from scdd.evals.gen_ppl import OwnJudge
-from scdd.evals.generation import Way, draw, settings_of
+from scdd.evals.generation import SamplingSpec, draw, settings_of
 from scdd.evals.measure import measure_correction, measure_generation, measure_samples
-from scdd.evals.subject import Subject, open_subject
+from scdd.evals.subject import EvalModel, open_model
 from scdd.evals.walk import Engine, walk
 from scdd.lm.run import Settings
 from scdd.ops import NO_FILTERS
@@ -80,52 +80,52 @@ def test_cumulative_of_nothing() -> None:
     assert cumulative(torch.tensor([1.0, 0.0, 3.0])) == [0.25, 0.25, 1.0]
 
 
-def test_samples_do_not_depend_on_the_batch(scdd: Subject) -> None:
-    way = Way(num=5, nfe=4)
+def test_samples_do_not_depend_on_the_batch(scdd: EvalModel) -> None:
+    way = SamplingSpec(num=5, nfe=4)
     a, b = draw(scdd, way, ALONE, batch_size=2), draw(scdd, way, ALONE, batch_size=5, looking=False)
     assert a.texts == b.texts
     assert a.nfe == [4] * 5
     assert a.texts == [s.text for s in scdd.lm.generate(5, steps=4)], "the same texts as `scdd sample` gives"
 
 
-def test_equal_evaluations(scdd: Subject) -> None:
+def test_equal_evaluations(scdd: EvalModel) -> None:
     """Rounds after the walk come out of the same budget; a final step that is left out gives one back."""
-    assert len(settings_of(scdd, Way(1, 8), 1).grid) - 1 == 8
-    assert len(settings_of(scdd, Way(1, 8, final="none"), 1).grid) - 1 == 9
+    assert len(settings_of(scdd, SamplingSpec(1, 8), 1).grid) - 1 == 8
+    assert len(settings_of(scdd, SamplingSpec(1, 8, final="none"), 1).grid) - 1 == 9
     with pytest.raises(UserError, match="leaves none"):
-        settings_of(scdd, Way(1, 8, sampler="gidd-correct"), 1)
-    assert len(settings_of(scdd, Way(1, 70, sampler="gidd-correct"), 1).grid) - 1 == 6
-    assert draw(scdd, Way(2, 3, final="none"), ALONE).nfe == [3, 3]
+        settings_of(scdd, SamplingSpec(1, 8, sampler="gidd-correct"), 1)
+    assert len(settings_of(scdd, SamplingSpec(1, 70, sampler="gidd-correct"), 1).grid) - 1 == 6
+    assert draw(scdd, SamplingSpec(2, 3, final="none"), ALONE).nfe == [3, 3]
 
 
-def test_worth_of_corrections(tmp_path: Path, scdd: Subject, ar: Subject) -> None:
+def test_worth_of_corrections(tmp_path: Path, scdd: EvalModel, ar: EvalModel) -> None:
     judge = OwnJudge(ar)
     store = Store(tmp_path)
-    cell = measure_correction(store, scdd, Way(6, 4), judge)
+    cell = measure_correction(store, scdd, SamplingSpec(6, 4), judge)
     found = cell.result
     assert {"rate", "intrinsic", "excess", "benefit", "ppl_before", "ppl_after", "ppl_uncorrected"} <= set(
         found
     )
     assert found["excess"] == pytest.approx(found["rate"] - found["intrinsic"])
-    again = measure_correction(store, replace(scdd, label="other"), Way(6, 4), judge)
+    again = measure_correction(store, replace(scdd, label="other"), SamplingSpec(6, 4), judge)
     assert again.result == found
     assert again.label == "other"
 
 
-def test_refuses_autoregression(tmp_path: Path, ar: Subject, checkpoints: dict[str, Path]) -> None:
+def test_refuses_autoregression(tmp_path: Path, ar: EvalModel, checkpoints: dict[str, Path]) -> None:
     with pytest.raises(UserError, match="corrects nothing"):
-        measure_correction(Store(tmp_path), ar, Way(2, 2))
-    masked = open_subject(checkpoints["mdlm"], device="cpu")
-    assert measure_correction(Store(tmp_path), masked, Way(2, 2)).result["rate"] == 0.0
+        measure_correction(Store(tmp_path), ar, SamplingSpec(2, 2))
+    masked = open_model(checkpoints["mdlm"], device="cpu")
+    assert measure_correction(Store(tmp_path), masked, SamplingSpec(2, 2)).result["rate"] == 0.0
 
 
-def test_cells_of_other_sampling_defaults_are_not_reused(tmp_path: Path, ar: Subject) -> None:
+def test_cells_of_other_sampling_defaults_are_not_reused(tmp_path: Path, ar: EvalModel) -> None:
     """The recipe beside the weights decides what a command leaves open; editing it must not bring back old texts."""
     folder = tiny.checkpoint(tmp_path / "model")
-    judge, store, way = OwnJudge(ar), Store(tmp_path / "out"), Way(3, 4)
+    judge, store, way = OwnJudge(ar), Store(tmp_path / "out"), SamplingSpec(3, 4)
 
-    def measured() -> list[Cell]:
-        subject = open_subject(folder, "m", device="cpu")
+    def measured() -> list[Measurement]:
+        subject = open_model(folder, "m", device="cpu")
         return [
             measure_samples(store, subject, way),
             measure_generation(store, subject, way, judge),
@@ -154,6 +154,8 @@ def test_cells_of_other_sampling_defaults_are_not_reused(tmp_path: Path, ar: Sub
         seen |= {cell.hash for cell in after}
     recipe.write_text(text.replace("steps: 6", "steps: 7"), encoding="utf-8")
     assert [cell.hash for cell in measured()] == [cell.hash for cell in before], "steps are always asked for"
-    subject = open_subject(folder, "m", device="cpu")
-    said = Way(3, 4, sampler="ancestral", grid="uniform", final="ancestral", top_p=1.0, temperature=1.0)
+    subject = open_model(folder, "m", device="cpu")
+    said = SamplingSpec(
+        3, 4, sampler="ancestral", grid="uniform", final="ancestral", top_p=1.0, temperature=1.0
+    )
     assert measure_samples(store, subject, said).hash == before[0].hash, "the same, said aloud"

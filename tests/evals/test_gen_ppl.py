@@ -17,7 +17,7 @@ from scdd.data.corpus import discover, documents
 from scdd.evals.gen_ppl import HubJudge, OwnJudge, Scored, gen_ppl, open_judge
 from scdd.evals.likelihood import likelihood
 from scdd.evals.mauve import mauve
-from scdd.evals.subject import Subject
+from scdd.evals.subject import EvalModel
 from tests import tiny
 
 TEXTS = [
@@ -28,7 +28,7 @@ TEXTS = [
 ]
 
 
-def test_own_judge_is_the_models_likelihood(ar: Subject) -> None:
+def test_own_judge_is_the_models_likelihood(ar: EvalModel) -> None:
     found = OwnJudge(ar).score(TEXTS)
     tokens = ar.lm.tokenizer.encode(TEXTS[0])
     row = [ar.lm.tokenizer.bos_id, *tokens]
@@ -37,7 +37,7 @@ def test_own_judge_is_the_models_likelihood(ar: Subject) -> None:
     assert found[1] == Scored(0.0, 0)
 
 
-def test_own_judge_reads_long_texts_in_windows(ar: Subject) -> None:
+def test_own_judge_reads_long_texts_in_windows(ar: EvalModel) -> None:
     """Every token is scored once, with half a window of context at least."""
     text = tiny.TEXT * 3
     found = OwnJudge(ar).score([text])[0]
@@ -128,7 +128,7 @@ def test_mauve_tells_other_texts_from_the_same(folder: Path) -> None:
 
 
 def test_mauve_is_refused_before_anything_is_drawn(
-    ar: Subject,
+    ar: EvalModel,
     checkpoints: dict[str, Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -19,7 +19,7 @@ from scdd.core import UserError
 from scdd.evals.answers import ASPECTS, Asker, Server, parse_scores, parse_winner
 from scdd.evals.cells import Store
 from scdd.evals.judge import Matched, denoised, estimate, measure_judge, prompts, verdict
-from scdd.evals.subject import Subject, open_subject
+from scdd.evals.subject import EvalModel, open_model
 from scdd.evals.texts import rows, stream
 from tests import tiny
 
@@ -190,12 +190,12 @@ def test_cost_comes_first(server: tuple[Model, str], tmp_path: Path) -> None:
 
 
 def test_both_systems_start_from_the_same_noise(
-    server: tuple[Model, str], tmp_path: Path, checkpoints: dict[str, Path], scdd: Subject, ar: Subject
+    server: tuple[Model, str], tmp_path: Path, checkpoints: dict[str, Path], scdd: EvalModel, ar: EvalModel
 ) -> None:
     _, url = server
     tokenizer = scdd.lm.tokenizer
     some = rows(stream(tokenizer, [tiny.TEXT] * 6), tokenizer, 20, 6, whole=True)
-    gidd = open_subject(checkpoints["gidd"], device="cpu")
+    gidd = open_model(checkpoints["gidd"], device="cpu")
     store, how = Store(tmp_path), Matched(nfe=3)
     texts = denoised(store, scdd, scdd, some, how), denoised(store, gidd, scdd, some, how)
     assert len(texts[0].result["texts"]) == 6
@@ -210,7 +210,7 @@ def test_both_systems_start_from_the_same_noise(
         denoised(store, ar, scdd, some, how)
 
 
-def test_a_system_mends_in_its_own_way(tmp_path: Path, scdd: Subject) -> None:
+def test_a_system_mends_in_its_own_way(tmp_path: Path, scdd: EvalModel) -> None:
     tokenizer = scdd.lm.tokenizer
     some = rows(stream(tokenizer, [tiny.TEXT] * 6), tokenizer, 20, 6, whole=True)
     store, how = Store(tmp_path), Matched(nfe=3)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from scdd.core import UserError
-from scdd.evals.likelihood import Likelihood, Looks, combined, dropped, likelihood
+from scdd.evals.likelihood import Likelihood, NelboEstimator, combined, dropped, likelihood
 from scdd.objectives import nelbo
 from scdd.processes import GIDD, SCDD, Process
 from scdd.schedules import Peaked
@@ -20,7 +20,7 @@ from tests.samplers.tables import table
 ROWS = [[0, 1, 2, 3, 1], [2, 2, 0, 1], [3, 0, 1, 1, 2, 0]]
 
 
-def measured(process: Process, denoiser: object, rows: list[list[int]], how: Looks) -> Likelihood:
+def measured(process: Process, denoiser: object, rows: list[list[int]], how: NelboEstimator) -> Likelihood:
     return combined(likelihood(denoiser, process, rows, how, batch_size=256))  # type: ignore[arg-type]
 
 
@@ -29,7 +29,7 @@ def measured(process: Process, denoiser: object, rows: list[list[int]], how: Loo
 def test_a_perfect_denoiser_has_none(kind: str, steps: int | None) -> None:
     x = torch.tensor([0, 1, 2, 3, 1, 0])
     rows = [x.tolist(), x[:4].tolist()]
-    found = measured(PROCESSES[kind], truth(x, VOCAB), rows, Looks(steps, 16))
+    found = measured(PROCESSES[kind], truth(x, VOCAB), rows, NelboEstimator(steps, 16))
     assert found.nats == pytest.approx(0.0, abs=1e-5)
     assert found.error == pytest.approx(0.0, abs=1e-5)
 
@@ -44,7 +44,7 @@ def test_a_uniform_denoiser_costs_log_K(kind: str, steps: int | None) -> None:
     """
     process = PROCESSES[kind]
     assert enumerated(process, uniform(VOCAB), 1, steps) == pytest.approx(math.log(VOCAB.K), rel=1e-9)
-    found = measured(process, uniform(VOCAB), ROWS * 40, Looks(steps, 16))
+    found = measured(process, uniform(VOCAB), ROWS * 40, NelboEstimator(steps, 16))
     assert abs(found.nats - math.log(VOCAB.K)) < 4 * found.error
     assert found.error < 0.05 * found.nats
 
@@ -56,7 +56,7 @@ def test_error_bars_mean_what_they_say(kind: str, steps: int | None) -> None:
     one = {x: enumerated(process, denoiser, x, steps) for x in range(VOCAB.K)}
     rows = ROWS * 40
     expected = sum(one[x] for row in rows for x in row) / sum(map(len, rows))
-    runs = [measured(process, denoiser, rows, Looks(steps, 8, seed=seed)) for seed in range(60)]
+    runs = [measured(process, denoiser, rows, NelboEstimator(steps, 8, seed=seed)) for seed in range(60)]
     gaps = np.array([found.nats - expected for found in runs])
     z = gaps / np.array([found.error for found in runs])
     assert abs(gaps.mean()) < 3.5 * gaps.std(ddof=1) / math.sqrt(60), "biased"
@@ -68,7 +68,9 @@ def test_error_bars_mean_what_they_say(kind: str, steps: int | None) -> None:
 def test_spread_contains_the_choice_of_the_text() -> None:
     """A row of one token and a row of another differ by far more than Monte Carlo does."""
     process = PROCESSES["scdd"]
-    found = measured(process, table(VOCAB, 2, spread=3.0), [[0] * 30, [1] * 30, [2] * 30], Looks(None, 32))
+    found = measured(
+        process, table(VOCAB, 2, spread=3.0), [[0] * 30, [1] * 30, [2] * 30], NelboEstimator(None, 32)
+    )
     assert found.spread > 3 * found.error
 
 
@@ -143,8 +145,8 @@ def test_reference_convention_misses_the_last_step() -> None:
 
     rows = ROWS * 60
     expected = sum(mean(x) for row in ROWS for x in row) / sum(map(len, ROWS))
-    found = measured(process, denoiser, rows, Looks(T, 16, "reference"))
-    exact = measured(process, denoiser, rows, Looks(T, 16))
+    found = measured(process, denoiser, rows, NelboEstimator(T, 16, "reference"))
+    exact = measured(process, denoiser, rows, NelboEstimator(T, 16))
     assert abs(found.nats - expected) < 4 * found.error
     assert abs(expected - exact.nats) > 4 * exact.error, "or the two conventions could not be told apart"
     assert exact.error < found.error
@@ -159,11 +161,11 @@ def test_per_byte_and_perplexity() -> None:
 
 def test_refusals() -> None:
     with pytest.raises(UserError, match="even number"):
-        Looks(looks=3)
+        NelboEstimator(looks=3)
     with pytest.raises(UserError, match="reference convention is a grid's"):
-        Looks(None, 8, "reference")
+        NelboEstimator(None, 8, "reference")
     with pytest.raises(UserError, match="SCDD's and MDLM's"):
-        likelihood(uniform(VOCAB), GIDD(VOCAB, Peaked(0.2)), [[0]], Looks(10, 2, "reference"))
+        likelihood(uniform(VOCAB), GIDD(VOCAB, Peaked(0.2)), [[0]], NelboEstimator(10, 2, "reference"))
     with pytest.raises(UserError, match="no text"):
         combined([])
     with pytest.raises(UserError, match="no token"):

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from scdd.core import UserError, Vocab
-from scdd.core.rng import Keyed
+from scdd.core.rng import CounterRNG
 from scdd.evals.cells import Store
 from scdd.evals.gen_ppl import OwnJudge
 from scdd.evals.measure import measure_recovery, measure_typos, typing_texts
 from scdd.evals.recovery import Repair, Repaired, corrupt, mend, recover, scores, typed_scores, way_of
-from scdd.evals.subject import Subject, open_subject
+from scdd.evals.subject import EvalModel, open_model
 from scdd.evals.texts import rows, stream
 from scdd.evals.typos import KINDS, Piece, mistype, typed
 from scdd.evals.walk import Engine
@@ -30,7 +30,7 @@ def test_corruption_is_exact_and_uniform() -> None:
     x = torch.full((4000, 6), 5)
     frozen = torch.zeros_like(x, dtype=torch.bool)
     frozen[:, 0] = True
-    noisy, hit = corrupt(x, 2, VOCAB, Keyed(0, range(4000)), frozen)
+    noisy, hit = corrupt(x, 2, VOCAB, CounterRNG(0, range(4000)), frozen)
     assert (hit.sum(1) == 2).all()
     assert not hit[:, 0].any()
     assert ((noisy != x) == hit).all(), "a replaced token is always another one"
@@ -83,7 +83,7 @@ def test_a_clueless_denoiser_damages() -> None:
     assert found["recovery"]["value"] < 0.5 * found["touch"]["value"]
 
 
-def test_one_pass_is_what_correct_does(scdd: Subject) -> None:
+def test_one_pass_is_what_correct_does(scdd: EvalModel) -> None:
     """The rule of `LM.correct(mode="pass")`, at a threshold where some tokens change and some do not."""
     lm = scdd.lm
     tokens = lm.tokenizer.encode(tiny.TEXT)[: lm.engine.room]
@@ -164,7 +164,7 @@ def test_words_are_scored_by_the_tokens_under_them() -> None:
     assert typed_scores([pieces], [spelt], [spoilt], tokenizer)["damage"]["value"] == 0.5
 
 
-def test_cells(tmp_path: Path, scdd: Subject, ar: Subject) -> None:
+def test_cells(tmp_path: Path, scdd: EvalModel, ar: EvalModel) -> None:
     tokenizer = scdd.lm.tokenizer
     some = rows(stream(tokenizer, [tiny.TEXT] * 6), tokenizer, 24, 5, whole=True)
     judge, store = OwnJudge(ar), Store(tmp_path)
@@ -176,7 +176,7 @@ def test_cells(tmp_path: Path, scdd: Subject, ar: Subject) -> None:
     assert {"touch", "recovery", "damage", "errors", "ppl_clean"} <= set(mistyped)
 
 
-def test_refusals(tmp_path: Path, checkpoints: dict[str, Path], scdd: Subject) -> None:
+def test_refusals(tmp_path: Path, checkpoints: dict[str, Path], scdd: EvalModel) -> None:
     with pytest.raises(UserError, match="take 1 to 8"):
         Repair(8, 9)
     with pytest.raises(UserError, match=r"in \(0, 1\)"):
@@ -185,6 +185,6 @@ def test_refusals(tmp_path: Path, checkpoints: dict[str, Path], scdd: Subject) -
     some = rows(stream(tokenizer, [tiny.TEXT]), tokenizer, 8, 2, whole=True)
     with pytest.raises(UserError, match="smaller K"):
         measure_recovery(Store(tmp_path), scdd, some, 7, Repair())
-    masked = open_subject(checkpoints["mdlm"], device="cpu")
+    masked = open_model(checkpoints["mdlm"], device="cpu")
     with pytest.raises(UserError, match="no uniform noise"):
         measure_recovery(Store(tmp_path), masked, some, 2, Repair())

@@ -12,11 +12,11 @@ import pytest
 
 from scdd.cli.main import main
 from scdd.evals import origin, plots
-from scdd.evals.cells import Cell, Store, read_cells
+from scdd.evals.cells import Measurement, Store, read_cells
 from scdd.evals.compare import generation_table, likelihood_table
 from scdd.evals.names import paper_of, text_of, told_apart
 from scdd.evals.report import by_way, gather, quoted
-from scdd.evals.subject import Subject
+from scdd.evals.subject import EvalModel
 from scdd.evals.tables import Entry, Table, escaped
 from scdd.evals.texts import split_name
 from tests import tiny
@@ -25,7 +25,7 @@ VERSIONS = {"scdd": "1", "torch": "2"}
 MADE = {"versions": VERSIONS, "device": "cpu", "seconds": 1.0, "date": "2026", "recipe": None, "paper": None}
 
 
-def generated(label: str, nfe: int = 8, took: float | None = None, **asked: Any) -> Cell:
+def generated(label: str, nfe: int = 8, took: float | None = None, **asked: Any) -> Measurement:
     settings = {
         "model": {"weights": "w", "context": 40, "process": "SCDD(x)"},
         "nfe": nfe,
@@ -43,20 +43,20 @@ def generated(label: str, nfe: int = 8, took: float | None = None, **asked: Any)
         },
         **{"filters": filters, "diversity": {"entropy": {"value": 1.0, "error": 0.1}}, "samples": ["a text"]},
     }
-    return Cell("generation", label, {**settings, "judge": "j", **asked}, result, dict(MADE))
+    return Measurement("generation", label, {**settings, "judge": "j", **asked}, result, dict(MADE))
 
 
-def bound(label: str, nats: float, **asked: Any) -> Cell:
+def bound(label: str, nats: float, **asked: Any) -> Measurement:
     result = {"nats": nats, "error": 0.01, "ppl": 2.0, "ppl_error": 0.1, "ppl_spread": 0.2}
     result |= {"bits_per_byte": 1.0, "sequences": 3, "tokens": 9}
     settings = {"model": {"weights": label}, "text": "0123456789abcdef", **asked}
-    return Cell("likelihood", label, settings, result, dict(MADE))
+    return Measurement("likelihood", label, settings, result, dict(MADE))
 
 
 LOOKS = {"steps": None, "looks": 2, "convention": "exact", "seed": 0}
 
 
-def test_a_cell_keeps_its_names_beside_its_hash(tmp_path: Path, scdd: Subject) -> None:
+def test_a_cell_keeps_its_names_beside_its_hash(tmp_path: Path, scdd: EvalModel) -> None:
     def never() -> dict[str, Any]:
         raise AssertionError("it is there")
 

@@ -13,7 +13,7 @@ import pytest
 from scdd.core import UserError
 from scdd.evals import benchmarks
 from scdd.evals.cells import Store
-from scdd.evals.subject import Subject
+from scdd.evals.subject import EvalModel
 from scdd.evals.zero_shot import Question, answers, framed, measure_zero_shot
 from scdd.recipe.text import parse
 
@@ -23,7 +23,7 @@ QUESTIONS = [
 ]
 
 
-def test_answers_follow_from_seed_and_key(scdd: Subject) -> None:
+def test_answers_follow_from_seed_and_key(scdd: EvalModel) -> None:
     whole = answers(scdd, QUESTIONS, passes=4)
     assert whole == answers(scdd, QUESTIONS, passes=4)
     alone = answers(scdd, QUESTIONS[1:], passes=4, batch_size=1)
@@ -32,7 +32,7 @@ def test_answers_follow_from_seed_and_key(scdd: Subject) -> None:
     assert whole != answers(scdd, QUESTIONS, passes=4, seed=1)
 
 
-def test_answers_share_their_noise(scdd: Subject) -> None:
+def test_answers_share_their_noise(scdd: EvalModel) -> None:
     """Two equal texts of one question get the very same score; of two questions, others."""
     text = "The quick brown fox"
     same = answers(scdd, [Question("q/0", (text, text))], passes=4)[0]
@@ -41,7 +41,7 @@ def test_answers_share_their_noise(scdd: Subject) -> None:
     assert apart[0] != pytest.approx(apart[1], rel=1e-3)
 
 
-def test_the_error_is_monte_carlos(scdd: Subject) -> None:
+def test_the_error_is_monte_carlos(scdd: EvalModel) -> None:
     """Over seeds, the scores scatter as much as their errors say."""
     question = [Question("q/0", ("The river runs to the sea.",))]
     found = [answers(scdd, question, passes=10, seed=seed)[0][0] for seed in range(40)]
@@ -51,7 +51,7 @@ def test_the_error_is_monte_carlos(scdd: Subject) -> None:
     assert 0.6 < scatter / said < 1.7
 
 
-def test_long_questions_lose_their_beginning(scdd: Subject) -> None:
+def test_long_questions_lose_their_beginning(scdd: EvalModel) -> None:
     rows = framed(scdd, ("x" * 100 + " sea", "x" * 100 + " the river"))
     assert max(map(len, rows)) == scdd.lm.context
     assert rows[0][1:20] == rows[1][1:20], "aligned"
@@ -103,7 +103,7 @@ def test_missing_files_name_the_cure(files: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.usefixtures("files")
-def test_all_seven_tasks(tmp_path: Path, scdd: Subject) -> None:
+def test_all_seven_tasks(tmp_path: Path, scdd: EvalModel) -> None:
     pytest.importorskip("lm_eval")
     found = measure_zero_shot(Store(tmp_path / "a"), scdd, None, None, passes=2).result
     assert set(found["tasks"]) == set(benchmarks.NAMES)
@@ -149,7 +149,7 @@ def test_the_harness_knows_the_model(files: Path, checkpoints: dict[str, Path]) 
 
 @pytest.mark.data
 @pytest.mark.slow
-def test_the_real_files(data_folder: Path, tmp_path: Path, scdd: Subject) -> None:
+def test_the_real_files(data_folder: Path, tmp_path: Path, scdd: EvalModel) -> None:
     """Official sizes, and a question of each through the harness."""
     pytest.importorskip("lm_eval")
     folder = str(data_folder / "benchmarks")

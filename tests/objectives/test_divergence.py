@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from scdd.core import Rows, Vocab
+from scdd.core import ElboCoefficients, Vocab
 from scdd.objectives import nelbo
-from scdd.ops.reference.elbo import Statistics, loss, position_loss
+from scdd.ops.elbo.reference import Statistics, loss, position_loss
 from scdd.processes import GIDD, SCDD, Process
 from scdd.schedules import Peaked
 
@@ -180,7 +180,7 @@ def test_dynamic_weights_of_gidd_plus(parameters: tuple[float, float, float], ma
     x, z = everywhere(process)
     capped = 0
     for t in [*INSIDE, 0.9999]:
-        got = loss(table[z], x, z, process.dynamic_rows(x, z, t), mask)
+        got = loss(table[z], x, z, process.dynamic_coefficients(x, z, t), mask)
         rho = at(process, t)[1]
         clean = float(min(2.0, (1 - rho) / (4 * rho)))
         capped += clean == 2.0
@@ -201,7 +201,7 @@ def test_dynamic_weights_on_an_absorbing_mask() -> None:
     x, z = everywhere(process)
     for t in INSIDE:
         rho = at(process, t)[1]
-        got = loss(table[z], x, z, process.dynamic_rows(x, z, t), 2)
+        got = loss(table[z], x, z, process.dynamic_coefficients(x, z, t), 2)
         for i, (a, b) in enumerate(zip(x.tolist(), z.tolist(), strict=True)):
             f, g = (rho * v + (1 - rho) * paper.uniform(5, 2) for v in (paper.unit(a, 5), x_theta[b]))
             same = 0.0 if b == 2 else f[b] / g[b] - np.log(f[b] / g[b]) - 1
@@ -267,7 +267,7 @@ def test_signal_that_is_gone_costs_nothing() -> None:
 def test_the_gain_keeps_its_last_digits() -> None:
     """log(1 + r·p) above r·p = e^20, where torch's softplus by default gives up e^{−20}: 8e-10 here."""
     one, log_r = torch.ones(1, dtype=torch.float64), torch.tensor([21.0], dtype=torch.float64)
-    rows = Rows(log_r, log_r, 0 * one, one, 0 * one, 0 * one, 0 * one)
+    rows = ElboCoefficients(log_r, log_r, 0 * one, one, 0 * one, 0 * one, 0 * one)
     certain = Statistics(log_p_x=-one, log_p_z=0 * one, S=0 * one)
     got = position_loss(rows, torch.tensor([False]), certain).item()
     assert got == pytest.approx(-21.0 - np.exp(-21.0), abs=1e-14)

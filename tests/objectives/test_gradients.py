@@ -9,8 +9,8 @@ from torch import Tensor
 from scdd.core import Head, Vocab
 from scdd.core.head import padded
 from scdd.objectives import nelbo, reconstruction
-from scdd.ops.reference import head as reference_head
-from scdd.ops.reference.elbo import elbo, loss
+from scdd.ops.elbo.reference import elbo, loss
+from scdd.ops.head import reference as reference_head
 from scdd.processes import GIDD, SCDD, Process
 from scdd.processes.dense import kernel_matrix
 from scdd.schedules import Peaked
@@ -58,7 +58,7 @@ def test_gradients_are_finite_everywhere(process: Process) -> None:
 def test_gradients_of_dynamic_rows_are_finite(process: Process) -> None:
     for t in (0.0, 0.5, 1.0):
         x, z, logits = leaf(process, 2, 1.0)
-        values = loss(logits, x, z, process.dynamic_rows(x, z, t), process.vocab.mask_id)
+        values = loss(logits, x, z, process.dynamic_coefficients(x, z, t), process.vocab.mask_id)
         (gradient,) = torch.autograd.grad(values.sum(), logits)
         assert torch.isfinite(values).all()
         assert torch.isfinite(gradient).all()
@@ -148,7 +148,7 @@ def test_reference_op_on_a_head(kind: type[Process], mask: int) -> None:
     bias = torch.randn(padded(5), generator=generator, dtype=torch.float64, requires_grad=True)
     push = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
     head = Head(weight, process.vocab, bias, push)
-    rows = process.elbo_rows(x, z, 0.5, 0.4)
+    rows = process.elbo_coefficients(x, z, 0.5, 0.4)
     total, each = elbo(hidden, head, x, z, rows.flatten(x.shape))
 
     logits = hidden @ weight[:5].T + bias[:5] + push * torch.eye(5, dtype=torch.float64)[z]
@@ -167,7 +167,7 @@ def test_weighted_rows_weigh_the_loss() -> None:
     process = laws.build("GIDD", "peaked", 0)
     x, z, logits = leaf(process, 7, 1.0)
     rows, weight = (
-        process.elbo_rows(x, z, 0.5),
+        process.elbo_coefficients(x, z, 0.5),
         torch.rand(len(x), generator=torch.Generator().manual_seed(0)).double(),
     )
     torch.testing.assert_close(

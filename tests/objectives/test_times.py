@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from scdd.core import UserError
-from scdd.objectives import Adaptive, Density, Part, Power, Times, TimeSampler
+from scdd.objectives import Adaptive, BatchSlice, Density, Power, Times, TimeSampler
 
 ROWS = 1 << 15
 
@@ -17,7 +17,7 @@ def learnt() -> Adaptive:
     density = Adaptive()
     sampler = TimeSampler(density)
     for step in range(40):
-        times = sampler.draw(Part(5, step, 0, 256, 256))
+        times = sampler.draw(BatchSlice(5, step, 0, 256, 256))
         sampler.observe(times, 1 / (times.t + 0.01) + 3 * (times.t > 0.7))
         sampler.update(lambda tensor: None)
     return density
@@ -30,7 +30,7 @@ DENSITIES = {"uniform": Power, "square": lambda: Power(2.0), "late": lambda: Pow
 @pytest.mark.parametrize("steps", [None, 7, 1000])
 @pytest.mark.parametrize("name", DENSITIES)
 def test_the_weighted_mean_is_the_whole_sum(name: str, steps: int | None, stratified: bool) -> None:
-    times = TimeSampler(DENSITIES[name](), steps, stratified).draw(Part(0, 3, 0, ROWS, ROWS))
+    times = TimeSampler(DENSITIES[name](), steps, stratified).draw(BatchSlice(0, 3, 0, ROWS, ROWS))
     for power in (0.0, 1.0, 3.0):
         values = times.weight * times.t**power
         if steps is None:
@@ -50,7 +50,7 @@ def test_on_the_grid_weights_are_inverse_probabilities_of_all_steps(name: str) -
     probability = density.cumulative(edges).diff()
     assert probability.sum().item() == pytest.approx(1.0)
     assert (probability > 0).all()
-    times = TimeSampler(density, steps).draw(Part(0, 0, 0, 1 << 14, 1 << 14))
+    times = TimeSampler(density, steps).draw(BatchSlice(0, 0, 0, 1 << 14, 1 << 14))
     index = (times.t * steps).round().long()
     assert times.s is not None
     assert torch.equal((times.s * steps).round().long(), index - 1)
@@ -59,7 +59,7 @@ def test_on_the_grid_weights_are_inverse_probabilities_of_all_steps(name: str) -
 
 
 def test_the_paper_s_grid_is_uniform_with_weight_T() -> None:
-    times = TimeSampler(steps=1000, stratified=False).draw(Part(1, 0, 0, 1 << 16, 1 << 16))
+    times = TimeSampler(steps=1000, stratified=False).draw(BatchSlice(1, 0, 0, 1 << 16, 1 << 16))
     torch.testing.assert_close(times.weight, torch.full_like(times.weight, 1000.0))
     counts = torch.bincount((times.t * 1000).round().long(), minlength=1001)[1:].double()
     expected = len(times.t) / 1000
@@ -73,24 +73,24 @@ def test_quantile_and_cumulative_are_inverse_and_the_density_is_the_slope(name: 
     torch.testing.assert_close(density.cumulative(density.quantile(u)), u, atol=1e-12, rtol=0)
     middle = torch.rand(500, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 0.9 + 0.05
     rise = (density.cumulative(middle + 1e-7) - density.cumulative(middle - 1e-7)) / 2e-7
-    near = (rise * density.inverse(middle) - 1).abs()
+    near = (rise * density.importance_weight(middle) - 1).abs()
     assert (near < 1e-5).float().mean() > 0.99  # a cell's edge may lie between
 
 
 @pytest.mark.parametrize("stratified", [True, False])
 def test_ranks_and_micro_batches_take_slices_of_one_draw(stratified: bool) -> None:
     sampler = TimeSampler(Power(2.0), 1000, stratified)
-    whole = Part(9, 17, 0, 24, 24)
+    whole = BatchSlice(9, 17, 0, 24, 24)
     together = sampler.draw(whole)
     apart = [sampler.draw(whole.cut(first, count)) for first, count in ((0, 12), (12, 6), (18, 6))]
     for field in range(3):
         torch.testing.assert_close(torch.cat([times[field] for times in apart]), together[field])
-    assert not torch.equal(sampler.draw(Part(9, 18, 0, 24, 24)).t, together.t)
-    assert not torch.equal(sampler.draw(Part(8, 17, 0, 24, 24)).t, together.t)
+    assert not torch.equal(sampler.draw(BatchSlice(9, 18, 0, 24, 24)).t, together.t)
+    assert not torch.equal(sampler.draw(BatchSlice(8, 17, 0, 24, 24)).t, together.t)
 
 
 def test_low_discrepancy_fills_every_stratum_also_within_a_slice() -> None:
-    part = Part(0, 5, 0, 64, 64)
+    part = BatchSlice(0, 5, 0, 64, 64)
     t = TimeSampler().draw(part).t
     assert sorted((t * 64).floor().long().tolist()) == list(range(64))
     quarter = TimeSampler().draw(part.cut(0, 16)).t
@@ -104,12 +104,12 @@ def test_density_proportional_to_the_root_of_second_moments_has_the_least_varian
     adaptive = Adaptive(power=1.3)
     sampler = TimeSampler(adaptive)
     for step in range(300):
-        times = sampler.draw(Part(0, step, 0, 256, 256))
+        times = sampler.draw(BatchSlice(0, step, 0, 256, 256))
         sampler.observe(times, loss(times))
         sampler.update(lambda tensor: None)
     spread = {}
     for name, density in {"uniform": Power(), "square": Power(2.0), "adaptive": adaptive}.items():
-        times = TimeSampler(density, stratified=False).draw(Part(1, 0, 0, ROWS, ROWS))
+        times = TimeSampler(density, stratified=False).draw(BatchSlice(1, 0, 0, ROWS, ROWS))
         values = times.weight * loss(times)
         assert values.mean().item() == pytest.approx(2.0, rel=0.1), name
         spread[name] = values.std().item()
@@ -122,16 +122,16 @@ def test_adaptive_weights_stay_bounded_whatever_was_seen() -> None:
     density.observe(Times(torch.tensor([0.5]), None, torch.ones(1)), torch.tensor([1e12]))
     density.update(lambda tensor: None)
     t = torch.linspace(1e-6, 1, 1000, dtype=torch.float64)
-    assert (density.inverse(t) <= Power(2.0).inverse(t) / 0.1 * (1 + 1e-9)).all()
+    assert (density.importance_weight(t) <= Power(2.0).importance_weight(t) / 0.1 * (1 + 1e-9)).all()
     density.observe(Times(torch.tensor([0.5]), None, torch.ones(1)), torch.tensor([torch.inf]))
     density.update(lambda tensor: None)
-    assert torch.isfinite(density.inverse(t)).all()
+    assert torch.isfinite(density.importance_weight(t)).all()
 
 
 def test_adaptive_is_the_same_on_any_number_of_ranks_and_after_resuming() -> None:
-    part = Part(3, 0, 0, 64, 64)
+    part = BatchSlice(3, 0, 0, 64, 64)
 
-    def seen(*parts: Part) -> list[Tensor]:
+    def seen(*parts: BatchSlice) -> list[Tensor]:
         """Each rank's observations of its slice."""
         found = []
         for each in parts:

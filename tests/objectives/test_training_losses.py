@@ -15,12 +15,12 @@ from scdd.models import DiT, DiTConfig, QualityHead
 from scdd.objectives import (
     Adaptive,
     ArObjective,
+    BatchSlice,
     DiffusionObjective,
     Objective,
-    Part,
     Power,
     PrismObjective,
-    Tally,
+    RatioMeter,
     TimeSampler,
     nelbo,
     reconstruction,
@@ -59,7 +59,7 @@ def test_the_reported_number_is_the_whole_bound(name: str, steps: int | None) ->
     x = tokens(1, 3).expand(20_000, 3)
     with torch.no_grad():
         found = DiffusionObjective(process, TimeSampler(steps=steps)).evaluate(
-            net, x, None, Part(0, 0, 0, len(x), len(x))
+            net, x, None, BatchSlice(0, 0, 0, len(x), len(x))
         )
     nats = found.nats
     error = float(nats.std()) / len(nats) ** 0.5
@@ -94,7 +94,7 @@ def test_the_reported_number_is_right_however_early_noise_sets_in(schedule: Sche
     x = tokens(1, 3).expand(8_000, 3)
     with torch.no_grad():
         found = DiffusionObjective(SCDD(VOCAB, schedule)).evaluate(
-            net, x, None, Part(0, 0, 0, len(x), len(x))
+            net, x, None, BatchSlice(0, 0, 0, len(x), len(x))
         )
     each = found.nats / found.tokens
     error = float(each.std()) / len(each) ** 0.5
@@ -115,7 +115,7 @@ def test_nothing_is_left_over_at_time_zero(name: str) -> None:
 def test_any_density_has_the_same_expectation(density: Power | Adaptive, weighting: str) -> None:
     process, net = PROCESSES["scdd"], network()
     x = tokens(1, 3).expand(20_000, 3)
-    part = Part(4, 0, 0, len(x), len(x))
+    part = BatchSlice(4, 0, 0, len(x), len(x))
     estimates = []
     for each in (Power(1.5), density):
         objective = DiffusionObjective(process, TimeSampler(each), weighting)  # type: ignore[arg-type]
@@ -144,7 +144,7 @@ def objectives() -> dict[str, tuple[Objective, DiT]]:
 
 
 def gradients(
-    objective: Objective, net: DiT, x: Tensor, documents: Tensor | None, parts: list[Part]
+    objective: Objective, net: DiT, x: Tensor, documents: Tensor | None, parts: list[BatchSlice]
 ) -> dict[str, Tensor]:
     trained = {**dict(net.named_parameters())}
     for name, module in objective.modules().items():
@@ -162,7 +162,7 @@ def gradients(
 def test_parts_add_up_to_the_whole_batch(name: str) -> None:
     """Micro-batches and ranks change neither the noise nor the gradient."""
     objective, net = objectives()[name]
-    x, part = tokens(), Part(0, 7, 0, 8, 8)
+    x, part = tokens(), BatchSlice(0, 7, 0, 8, 8)
     whole = gradients(objective, net, x, None, [part])
     parts = gradients(objective, net, x, None, [part.cut(0, 4), part.cut(4, 3), part.cut(7, 1)])
     assert whole.keys() == parts.keys()
@@ -173,7 +173,7 @@ def test_parts_add_up_to_the_whole_batch(name: str) -> None:
 @pytest.mark.parametrize("name", objectives())
 def test_padding_weighs_nothing(name: str) -> None:
     objective, net = objectives()[name]
-    x, part = tokens(), Part(0, 2, 0, 8, 8)
+    x, part = tokens(), BatchSlice(0, 2, 0, 8, 8)
     documents = torch.zeros_like(x)
     documents[3:, 4:] = -1
     other = torch.where(documents < 0, (x + 5) % 11, x)
@@ -188,11 +188,11 @@ def test_padding_weighs_nothing(name: str) -> None:
 
 def test_autoregression_is_plain_cross_entropy() -> None:
     net, x = network(causal=True), tokens()
-    found = ArObjective().loss(net, x, None, Part(0, 0, 0, 8, 8))
+    found = ArObjective().loss(net, x, None, BatchSlice(0, 0, 0, 8, 8))
     logits = net.logits(x)[:, :-1]
     expected = F.cross_entropy(logits.flatten(0, 1), x[:, 1:].flatten())
     torch.testing.assert_close(found.total, expected)
-    estimate = Tally()
+    estimate = RatioMeter()
     estimate.add(found.nats, found.tokens)
     assert estimate.estimate().mean == pytest.approx(expected.item(), rel=1e-5)
 
@@ -201,13 +201,13 @@ def test_autoregression_does_not_predict_across_documents() -> None:
     net, x = network(causal=True), tokens()
     documents = torch.zeros_like(x)
     documents[:, 3:] = 1
-    assert ArObjective().loss(net, x, documents, Part(0, 0, 0, 8, 8)).tokens.tolist() == [4] * 8
+    assert ArObjective().loss(net, x, documents, BatchSlice(0, 0, 0, 8, 8)).tokens.tolist() == [4] * 8
 
 
 def test_a_frozen_network_gets_no_gradient_from_prism_and_the_head_does() -> None:
     net, head = network(), quality()
     PrismObjective(PROCESSES["mdlm"], head).loss(
-        net, tokens(64), None, Part(0, 0, 0, 64, 64)
+        net, tokens(64), None, BatchSlice(0, 0, 0, 64, 64)
     ).total.backward()
     assert all(p.grad is None for p in net.parameters())
     assert head.last.weight.grad is not None
@@ -228,7 +228,7 @@ def test_prism_learns_how_often_the_network_is_right() -> None:
     optimiser = torch.optim.Adam(head.parameters(), lr=0.02)
     for step in range(80):
         optimiser.zero_grad()
-        objective.loss(net, x, None, Part(0, step, 0, 256, 256)).total.backward()
+        objective.loss(net, x, None, BatchSlice(0, step, 0, 256, 256)).total.backward()
         optimiser.step()
     judged = torch.sigmoid(head(net.hidden(x))).mean().item()
     assert judged == pytest.approx(0.25, abs=0.05)
@@ -245,7 +245,7 @@ def test_a_tally_is_the_ratio_and_its_standard_error() -> None:
     nats = count * 2.0 + torch.randn(2000, 500, generator=generator) * count.sqrt()
     means, errors = [], []
     for row in range(200):
-        tally = Tally()
+        tally = RatioMeter()
         tally.add(nats[row, :200], count[row, :200])
         tally.add(nats[row, 200:], count[row, 200:])
         found = tally.estimate()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from scdd.core import Head, Rows, Vocab
+from scdd.core import ElboCoefficients, Head, Vocab
 from scdd.core.head import padded
 from scdd.processes import GIDD, MDLM, SCDD, Process
 from scdd.schedules import Decoupled, Masked, Peaked, Polynomial
@@ -87,9 +87,11 @@ def case(
     return Case(vocab, normal(count, width), weight, normal(columns), bias, x, z_t)
 
 
-def rows_of(process: Process, case: Case, t: float, s: float | None, dynamic: bool = False) -> Rows:
+def rows_of(
+    process: Process, case: Case, t: float, s: float | None, dynamic: bool = False
+) -> ElboCoefficients:
     """Rows at the case's positions; those that the process cannot reach keep weight zero."""
     time = torch.full_like(case.x, 0, dtype=torch.float64) + t
     if dynamic:
-        return process.dynamic_rows(case.x, case.z_t, time).flatten(case.x.shape)
-    return process.elbo_rows(case.x, case.z_t, time, s).flatten(case.x.shape)
+        return process.dynamic_coefficients(case.x, case.z_t, time).flatten(case.x.shape)
+    return process.elbo_coefficients(case.x, case.z_t, time, s).flatten(case.x.shape)

@@ -14,5 +14,5 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     if torch.cuda.is_available() or find_spec("triton") is None:
         return
     for name in ("elbo", "head", "redraw", "update"):
-        monkeypatch.setattr(import_module(f"scdd.ops.triton.{name}"), "BLOCK", 128)
-    monkeypatch.setattr(import_module("scdd.ops.triton.norm"), "SHARES", 6)
+        monkeypatch.setattr(import_module(f"scdd.ops.{name}.triton"), "BLOCK", 128)
+    monkeypatch.setattr(import_module("scdd.ops.norm.triton"), "SHARES", 6)

@@ -5,23 +5,25 @@ from __future__ import annotations
 import pytest
 import torch
 
-from scdd.core import Head, Rows, UserError
+from scdd.core import ElboCoefficients, Head, UserError
 from scdd.ops import elbo
-from scdd.ops.chunked.elbo import closed_form
-from scdd.ops.reference.elbo import Statistics, position_loss
+from scdd.ops.elbo.chunked import closed_form
+from scdd.ops.elbo.reference import Statistics, position_loss
 from tests.ops.cases import IMPLS, PROCESSES, Case, case, problems, rows_of
 
 TIMES = [(0.5, None), (0.5, 0.499), (0.001, 0.0), (1.0, 0.999), (0.02, None)]
 
 
-def run(problem: Case, rows: Rows, impl: str, device: str, dtype: torch.dtype) -> list[torch.Tensor]:
+def run(
+    problem: Case, rows: ElboCoefficients, impl: str, device: str, dtype: torch.dtype
+) -> list[torch.Tensor]:
     """[losses, gradients by hidden, weight, bias(, input bias)], the total weighed by 3."""
     inputs = [problem.hidden, problem.weight, problem.bias]
     if problem.input_bias is not None:
         inputs.append(problem.input_bias)
     moved = [v.detach().to(device=device, dtype=dtype).clone().requires_grad_() for v in inputs]
     head = Head(moved[1], problem.vocab, moved[2], moved[3] if len(moved) > 3 else None)
-    placed = Rows(*(field.to(device) for field in rows))
+    placed = ElboCoefficients(*(field.to(device) for field in rows))
     total, losses = elbo(moved[0], head, problem.x.to(device), problem.z_t.to(device), placed, impl=impl)
     assert torch.allclose(total, losses.sum())
     assert not losses.requires_grad
@@ -81,7 +83,7 @@ def test_cross_entropy_is_a_special_case(impl: str, device: str) -> None:
     """Rows with w_x = 1 and no floor: the autoregressive objective goes through the same op."""
     problem = case(50, 49)
     one, zero = torch.ones(12, dtype=torch.float64), torch.zeros(12, dtype=torch.float64)
-    plain = Rows(one * torch.inf, one * torch.inf, one, zero, zero, zero, zero)
+    plain = ElboCoefficients(one * torch.inf, one * torch.inf, one, zero, zero, zero, zero)
     logits = problem.hidden @ problem.weight[:49].T + problem.bias[:49]
     expected = torch.nn.functional.cross_entropy(logits, problem.x, reduction="none")
     losses = run(problem, plain, impl, device, torch.float32)[0]
@@ -148,7 +150,7 @@ def test_bfloat16_gradients_are_within_its_noise(name: str) -> None:
     hidden = problem.hidden.to(device, torch.bfloat16).requires_grad_()
     weight = problem.weight.to(device, torch.float32).requires_grad_()
     head = Head(weight, problem.vocab, problem.bias.to(device, torch.float32))
-    placed = Rows(*(field.to(device) for field in rows))
+    placed = ElboCoefficients(*(field.to(device) for field in rows))
     total, losses = elbo(hidden, head, problem.x.to(device), problem.z_t.to(device), placed)
     grads = torch.autograd.grad(3.0 * total, (hidden, weight))
     agree([losses.cpu(), *(g.cpu() for g in grads)], truth[:3], 2e-2)

@@ -8,8 +8,8 @@ from scipy import stats
 
 from scdd.core import Head, UserError
 from scdd.ops import Filters, head_stats, redraw
-from scdd.ops.reference.filters import filtered
-from scdd.ops.reference.head import logits as dense_logits
+from scdd.ops.filters import filtered
+from scdd.ops.head.reference import logits as dense_logits
 from tests.ops.cases import IMPLS, case, problems
 
 FILTERS = [

@@ -11,7 +11,7 @@ from scipy import stats
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from scdd.core import Vocab
-from scdd.core.rng import Keyed, Randomness
+from scdd.core.rng import CounterRNG, Randomness
 from scdd.processes import GIDD, SCDD, Process
 from scdd.schedules import Peaked
 
@@ -59,7 +59,7 @@ def test_corrupt_follows_the_marginal(process: Process) -> None:
 def test_every_token_is_as_likely_noise(mask: int) -> None:
     """Keyed numbers and a generator's alike; by columns of one sample's stream."""
     process = laws.build("SCDD", "uniform", mask)
-    sources: list[Randomness] = [torch.Generator().manual_seed(0), Keyed(5, range(200))]
+    sources: list[Randomness] = [torch.Generator().manual_seed(0), CounterRNG(5, range(200))]
     for source in sources:
         drawn = process.corrupt(torch.full((200, 200), laws.ordinary(process)[0]), 1.0, source)
         assert follows(drawn, paper.uniform(process.vocab.size, mask))
@@ -93,9 +93,9 @@ def test_nothing_is_vocabulary_wide(kind: type[Process]) -> None:
         z = process.corrupt(x, t, torch.Generator().manual_seed(0))
         process.prior((2, 3))
         process.transition(z, torch.full(z.shape, 0.5), 0.1, t)
-        process.elbo_rows(x, z, t, torch.tensor([0.3, 0.8]).double())
-        process.elbo_rows(x, z, t)
-        process.dynamic_rows(x, z, t)
+        process.elbo_coefficients(x, z, t, torch.tensor([0.3, 0.8]).double())
+        process.elbo_coefficients(x, z, t)
+        process.dynamic_coefficients(x, z, t)
     assert 0 < seen.numel <= 64
     noise = process.corrupt(torch.zeros(1, 4000, dtype=torch.int64), 0.5, torch.Generator().manual_seed(0))
     assert noise.max() > 10**8, "noise reaches the far end of the vocabulary"

@@ -92,7 +92,7 @@ def test_rows_of_the_loss(kind: type[Process], p_u: float) -> None:
         x = torch.tensor(5)
         alpha, beta = g_s * r_s, g_s * (1 - r_s) / K
         for z in (5, 17, K):
-            rows = process.elbo_rows(x, torch.tensor(z), t, s)
+            rows = process.elbo_coefficients(x, torch.tensor(z), t, s)
             below = 1 - g_t if z == K else g_t * (r_t * (z == 5) + (1 - r_t) / K)
             if z == K:
                 keep, other = mpf(0), (1 - g_t) - g * r * (1 - g_s) if kind is GIDD else 1 - g

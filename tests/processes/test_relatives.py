@@ -39,10 +39,10 @@ def test_mask_only_schedules_give_mdlm(kind: str, name: str, mask: int) -> None:
         if kind == "GIDD":  # which keeps a mask by `keep` and by `mask` both
             moves = moves._replace(keep=torch.where(states == mask, 0.0, moves.keep), mask=others.mask)
         close(tuple(m.expand_as(p)[some] for m in moves), tuple(o.expand_as(p)[some] for o in others))
-        close(ours.elbo_rows(x, z, t, s), mdlm.elbo_rows(x, z, t, s))
+        close(ours.elbo_coefficients(x, z, t, s), mdlm.elbo_coefficients(x, z, t, s))
     for t in INSIDE:
         torch.testing.assert_close(rate_matrix(ours, t), rate_matrix(mdlm, t), rtol=1e-13, atol=1e-13)
-        close(ours.elbo_rows(x, z, t), mdlm.elbo_rows(x, z, t), 1e-13)
+        close(ours.elbo_coefficients(x, z, t), mdlm.elbo_coefficients(x, z, t), 1e-13)
 
 
 @pytest.mark.parametrize("shape", ["linear", "log-linear", "cosine"])
@@ -120,7 +120,7 @@ def test_a_process_is_its_kernel_and_its_rates() -> None:
     schedule: Schedule = Masked("cosine")
     ours, mdlm = Absorbing(Vocab(5, 2), schedule), MDLM(Vocab(5, 2), schedule)
     x, z = everywhere(ours)
-    close(ours.elbo_rows(x, z, 0.6, 0.5), mdlm.elbo_rows(x, z, 0.6, 0.5), 1e-14)
-    close(ours.elbo_rows(x, z, 0.6), mdlm.elbo_rows(x, z, 0.6), 1e-14)
+    close(ours.elbo_coefficients(x, z, 0.6, 0.5), mdlm.elbo_coefficients(x, z, 0.6, 0.5), 1e-14)
+    close(ours.elbo_coefficients(x, z, 0.6), mdlm.elbo_coefficients(x, z, 0.6), 1e-14)
     p = torch.full(z.shape, 0.3, dtype=torch.float64)
     close(ours.transition(z, p, 0.2, 0.6), mdlm.transition(z, p, 0.2, 0.6), 1e-14)

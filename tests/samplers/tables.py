@@ -10,7 +10,7 @@ from torch import Tensor
 
 from scdd.core import Head, Vocab
 from scdd.core.head import padded
-from scdd.core.rng import Keyed
+from scdd.core.rng import CounterRNG
 from scdd.ops import NO_FILTERS, Filters
 from scdd.processes import Process
 from scdd.samplers import Frame, Sampler, drive
@@ -80,7 +80,7 @@ def one_step(
 ) -> Frame:
     """A single step t → s from z [B, L], s = 0 meaning the final one."""
     grid = (t, s, 0.0) if s > 0 else (t, 0.0)
-    source = Keyed(seed, range(z.shape[0]))
+    source = CounterRNG(seed, range(z.shape[0]))
     # all rows in one evaluation: x_θ is a table, so batching cannot round it differently
     frames = drive(denoiser, process, sampler, grid, z, source=source, filters=filters, together=z.shape[0])
     return next(iter(frames))

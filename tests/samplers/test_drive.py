@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from scdd.core import CLEAN, UserError, Vocab
-from scdd.core.rng import Keyed
+from scdd.core.rng import CounterRNG
 from scdd.models import DiT, DiTConfig, QualityHead
 from scdd.ops import Filters
 from scdd.processes import GIDD, MDLM, SCDD, Process
@@ -71,7 +71,7 @@ def walk(
     **options: object,
 ) -> list[Frame]:
     network = table(VOCAB) if denoiser is None else denoiser
-    source = Keyed(seed, samples if samples is not None else range(z.shape[0]))
+    source = CounterRNG(seed, samples if samples is not None else range(z.shape[0]))
     times = options.pop("times", None) or grid("uniform", steps)
     return list(drive(network, process, sampler, times, z, source=source, **options))  # type: ignore[arg-type]
 

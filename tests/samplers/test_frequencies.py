@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from scdd.core import Vocab
-from scdd.core.rng import Keyed
+from scdd.core.rng import CounterRNG
 from scdd.ops import Filters
 from scdd.processes import GIDD, MDLM, SCDD
 from scdd.samplers import P2, Ancestral, Ar, GiddCorrect, Informed, Prism, Remdm, Threshold, drive
@@ -85,7 +85,7 @@ def test_remdm_conf_remasks_by_the_probability_at_birth() -> None:
     """Two masks are filled in a first step; σ_l = softmax(−p(token when drawn))·σ_max in the second."""
     denoiser, t, r, s = table(VOCAB, spread=2.0), 1.0, 0.4, 0.3
     z = torch.full((60_000, 2), MASK)
-    source = Keyed(0, range(len(z)))
+    source = CounterRNG(0, range(len(z)))
     frames = list(
         drive(denoiser, MDLM_, Remdm(variant="conf"), (t, r, s, 0.0), z, source=source, together=len(z))
     )
@@ -112,7 +112,9 @@ def test_remdm_loop_stands_still_and_remasks_there_only() -> None:
     sampler = Remdm(variant="loop", eta=eta, t_on=0.6, t_off=0.2, alpha_on=0.75)
     z = torch.full((40_000, 1), MASK)
     grid = (*(1 - i / 10 for i in range(10)), 0.0)
-    frames = list(drive(denoiser, MDLM_, sampler, grid, z, source=Keyed(0, range(len(z))), together=len(z)))
+    frames = list(
+        drive(denoiser, MDLM_, sampler, grid, z, source=CounterRNG(0, range(len(z))), together=len(z))
+    )
     times = [frame.t for frame in frames] + [0.0]
     alphas = [
         (1 - u) / 0.4 * 0.75 if u > 0.6 + 1e-9 else 0.75 if u > 0.2 - 1e-9 else 1 - u / 0.2 * 0.25
@@ -226,7 +228,7 @@ def test_gidd_correct() -> None:
     z = torch.tensor([0, 4]).expand(DRAWS, 2).contiguous()
     sampler = GiddCorrect(rounds=1, temperature=tau)
     frozen_walk = list(
-        drive(denoiser, process, sampler, (1e-9, 0.0), z, source=Keyed(3, range(DRAWS)), together=DRAWS)
+        drive(denoiser, process, sampler, (1e-9, 0.0), z, source=CounterRNG(3, range(DRAWS)), together=DRAWS)
     )
     before, after = frozen_walk[0].tokens, frozen_walk[1].tokens
     x = denoiser.x_theta(Filters(temperature=tau))
@@ -271,7 +273,7 @@ def test_ar() -> None:
         Ar(),
         (1.0, 0.0),
         z,
-        source=Keyed(0, range(4)),
+        source=CounterRNG(0, range(4)),
         frozen=z != MASK,
         filters=filters,
         record=False,

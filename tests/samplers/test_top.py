@@ -8,7 +8,7 @@ import torch
 from scdd.core import Head, Vocab
 from scdd.core.head import padded
 from scdd.ops import top
-from scdd.ops.reference.head import logits
+from scdd.ops.head.reference import logits
 
 
 @pytest.mark.parametrize("mask_id", [0, 5, 10])

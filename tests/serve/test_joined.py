@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from scdd.core.rng import Keyed, uniforms
+from scdd.core.rng import CounterRNG, uniforms
 from scdd.lm import LM, Run
 
 
 def test_seeds_of_their_own_give_the_numbers_of_their_own() -> None:
-    mixed = uniforms((3, 5), Keyed([7, 8, 2**63 + 1], [0, 4, 1]))
-    apart = [uniforms((1, 5), Keyed(seed, [i])) for seed, i in ((7, 0), (8, 4), (2**63 + 1, 1))]
+    mixed = uniforms((3, 5), CounterRNG([7, 8, 2**63 + 1], [0, 4, 1]))
+    apart = [uniforms((1, 5), CounterRNG(seed, [i])) for seed, i in ((7, 0), (8, 4), (2**63 + 1, 1))]
     assert torch.equal(mixed, torch.cat(apart))
 
 

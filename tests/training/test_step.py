@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from scdd import build
-from scdd.objectives import DiffusionObjective, Part
+from scdd.objectives import BatchSlice, DiffusionObjective
 from scdd.recipe import load
 from scdd.training import Optim, Optimiser, World
 from scdd.training.log import Lines, Log, Terminal, describe
@@ -54,7 +54,7 @@ def test_a_step_never_waits_for_the_device(aim: str, recipe_file: Path, tmp_path
     trainer.advance(next(batches))
     batch = next(batches)
     with Asked() as asked:
-        loss = trainer.parallel(batch.tokens, batch.documents, Part(0, 1, 0, 8, 8))
+        loss = trainer.parallel(batch.tokens, batch.documents, BatchSlice(0, 1, 0, 8, 8))
         trainer.tally.add(loss.nats, loss.tokens)
         trainer.objective.end_step(trainer.world.reduce)
         trainer.optimiser.step(1, trainer.ema)

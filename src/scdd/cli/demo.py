@@ -211,9 +211,9 @@ def damaged(tokenizer: TextTokenizer, tokens: Sequence[int], share: float, seed:
     A replacement that the tokenizer would read as other tokens is drawn again, so that what was damaged and what came
     back can be counted token by token.
     """
-    from scdd.core.rng import Keyed, integers, uniforms
+    from scdd.core.rng import CounterRNG, integers, uniforms
 
-    source, broken, tries = Keyed(seed, [0]), list(tokens), 100
+    source, broken, tries = CounterRNG(seed, [0]), list(tokens), 100
     for i in (uniforms((1, len(broken)), source)[0] < share).nonzero()[:, 0].tolist():
         for new in tokenizer.vocab.token(integers(tokenizer.vocab.K, (1, tries), source))[0].tolist():
             wanted = [*broken[:i], new, *broken[i + 1 :]]

@@ -11,7 +11,7 @@ from scdd.cli import eval_rank as rank
 from scdd.cli import eval_session as s
 
 if TYPE_CHECKING:
-    from scdd.evals.cells import Cell
+    from scdd.evals.cells import Measurement
 
 app = typer.Typer(
     add_completion=False,
@@ -44,13 +44,13 @@ def likelihood(
 ) -> None:
     """NELBO of a text per token and per byte, with its errors (tab:valppl)."""
     from scdd.evals.compare import likelihood_table
-    from scdd.evals.likelihood import Looks
+    from scdd.evals.likelihood import NelboEstimator
     from scdd.evals.measure import measure_likelihood
 
-    how = Looks(steps, looks, convention, seed)  # type: ignore[arg-type]
+    how = NelboEstimator(steps, looks, convention, seed)  # type: ignore[arg-type]
     s.check_corpus(corpus)
     with s.session(out, model or [], device, quiet, json) as here:
-        cells: dict[str, Cell] = {}
+        cells: dict[str, Measurement] = {}
         for system in s.systems_of(model):
             subject = s.opened(system, here)
             rows = s.rows_of(subject, text, field, limit, length)
@@ -85,7 +85,7 @@ def generation(
     """Generative perplexity, entropy, distinct-n and repetition of samples; frontiers over temperature and top-p."""
     from scdd.evals.compare import entropy_table, generation_table
     from scdd.evals.frontier import frontier_table
-    from scdd.evals.generation import Way
+    from scdd.evals.generation import SamplingSpec
     from scdd.evals.mauve import mauve_judge, measure_mauve
     from scdd.evals.measure import measure_generation
     from scdd.evals.summaries import mauve_table
@@ -99,12 +99,12 @@ def generation(
         assert opened is not None
         if mauve is not None:
             mauve_judge(opened)
-        cells: list[Cell] = []
+        cells: list[Measurement] = []
         for system in s.systems_of(model):
             subject = s.opened(system, here, changes)
             for nfe, heat, mass in ways:
                 way = system.ways(
-                    Way(s.default_num(num, here.world), nfe, seed, temperature=heat, top_p=mass)
+                    SamplingSpec(s.default_num(num, here.world), nfe, seed, temperature=heat, top_p=mass)
                 )
                 with here.bar(f"{system.label}, {nfe} evaluations", 2 * way.num) as watch:
                     cells.append(measure_generation(here.store, subject, way, opened, batch_size, watch))
@@ -115,7 +115,7 @@ def generation(
         judged = [cell for cell in cells if cell.kind == "generation"]
         tables = [frontier_table(judged)]
         if len({(cell.label, cell.settings["nfe"]) for cell in judged}) == len(judged):
-            grid: dict[str, dict[int, Cell]] = {}
+            grid: dict[str, dict[int, Measurement]] = {}
             for cell in judged:
                 grid.setdefault(cell.label, {})[cell.settings["nfe"]] = cell
             tables = [generation_table(grid, corpus), entropy_table(grid, corpus), *tables]
@@ -139,7 +139,7 @@ def correction(
     json: s.Json = False,
 ) -> None:
     """Correction rates beside the intrinsic ones; with --judge, what the corrections are worth (tab:correction_rate)."""
-    from scdd.evals.generation import Way
+    from scdd.evals.generation import SamplingSpec
     from scdd.evals.measure import measure_correction
     from scdd.evals.summaries import correction_table
 
@@ -149,7 +149,7 @@ def correction(
         for system in s.systems_of(model):
             subject = s.opened(system, here, changes)
             for nfe in s.budgets(steps):
-                way = system.ways(Way(num, nfe, seed))
+                way = system.ways(SamplingSpec(num, nfe, seed))
                 with here.bar(
                     f"{system.label}, {nfe} evaluations", num * (1 if opened is None else 5)
                 ) as watch:

@@ -11,7 +11,7 @@ from scdd.cli import eval_session as s
 from scdd.core.errors import UserError
 
 if TYPE_CHECKING:
-    from scdd.evals.cells import Cell
+    from scdd.evals.cells import Measurement
 
 
 def zero_shot(
@@ -77,8 +77,8 @@ def compare(
 ) -> None:
     """Several systems at equal network evaluations, in the paper's tables (tab:valppl, tab:genppl-comparison, tab:entropy-comparison)."""
     from scdd.evals.compare import entropy_table, generation_table, likelihood_table
-    from scdd.evals.generation import Way, room_of, settings_of
-    from scdd.evals.likelihood import Looks
+    from scdd.evals.generation import SamplingSpec, room_of, settings_of
+    from scdd.evals.likelihood import NelboEstimator
     from scdd.evals.measure import measure_generation, measure_likelihood
 
     chosen, wanted = s.systems_of(systems), s.budgets(steps)
@@ -87,7 +87,8 @@ def compare(
     with s.session(out, [], device, quiet, json) as here:
         ways = {
             system.label: [
-                system.ways(Way(s.default_num(num, here.world), nfe, seed, top_p=top_p)) for nfe in wanted
+                system.ways(SamplingSpec(s.default_num(num, here.world), nfe, seed, top_p=top_p))
+                for nfe in wanted
             ]
             for system in chosen
         }
@@ -99,15 +100,20 @@ def compare(
                 room_of(subject, way)
         opened = here.judge(judge, judge_batch_size)
         assert opened is not None
-        bounds: dict[str, Cell] = {}
-        grid: dict[str, dict[int, Cell]] = {}
+        bounds: dict[str, Measurement] = {}
+        grid: dict[str, dict[int, Measurement]] = {}
         for system in chosen:
             subject = s.opened(system, here)
             if text is not None:
                 rows = s.rows_of(subject, text, field, limit, None)
                 with here.bar(f"likelihood of {system.label}", len(rows)) as watch:
                     bounds[system.label] = measure_likelihood(
-                        here.store, subject, rows, Looks(None, looks, "exact", seed), batch_size, watch
+                        here.store,
+                        subject,
+                        rows,
+                        NelboEstimator(None, looks, "exact", seed),
+                        batch_size,
+                        watch,
                     )
             for way in ways[system.label]:
                 with here.bar(f"{system.label}, {way.nfe} evaluations", 2 * way.num) as watch:
@@ -183,7 +189,7 @@ def judge(
             made.append((how, (both[0], both[1])))
         asked = [prompts(a.result["texts"], b.result["texts"], how.seed)[:2] for how, (a, b) in made]
         total = estimated(asker, [p for g, _ in asked for p in g], [p for _, w in asked for p in w], pair)
-        if here.world.leads:
+        if here.world.is_main:
             typer.echo(f"{llm} will be asked {total}.", err=True)
         if estimate_only or not _agreed(here, yes or total.calls == 0):
             return
@@ -200,4 +206,7 @@ def _agreed(here: s.Session, yes: bool) -> bool:
         return True
     if not sys.stdin.isatty():
         raise UserError("The judge costs money: look at the estimate above, and say --yes to go on.")
-    return here.world.tell("yes" if here.world.leads and typer.confirm("Go on?", err=True) else "") == "yes"
+    return (
+        here.world.broadcast("yes" if here.world.is_main and typer.confirm("Go on?", err=True) else "")
+        == "yes"
+    )

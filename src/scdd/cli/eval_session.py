@@ -16,9 +16,9 @@ from scdd.core.errors import UserError
 
 if TYPE_CHECKING:
     from scdd.data.shards import TokenStream
-    from scdd.evals.cells import Cell, Store
+    from scdd.evals.cells import Measurement, Store
     from scdd.evals.gen_ppl import Judge
-    from scdd.evals.subject import Subject
+    from scdd.evals.subject import EvalModel
     from scdd.evals.systems import System
     from scdd.evals.tables import Table
     from scdd.evals.texts import Rows
@@ -123,7 +123,7 @@ def session(
 
     folder = out if out is not None else default_out(models)
     with world("auto", device) as here:
-        live = here.leads and sys.stderr.isatty() and not quiet and not as_json
+        live = here.is_main and sys.stderr.isatty() and not quiet and not as_json
         yield Session(here, Store(folder, here), live)
 
 
@@ -164,7 +164,7 @@ def default_num(num: int | None, here: World) -> int:
     return num if num is not None else 1024 if here.device.type == "cuda" else 64
 
 
-def stream_of(subject: Subject, paths: Sequence[str] | None, field: str) -> tuple[TokenStream, str]:
+def stream_of(subject: EvalModel, paths: Sequence[str] | None, field: str) -> tuple[TokenStream, str]:
     """The texts that were named, or else the validation data of the model's recipe, and what they are called."""
     from scdd.evals.texts import open_stream, split_name
 
@@ -188,7 +188,7 @@ def stream_of(subject: Subject, paths: Sequence[str] | None, field: str) -> tupl
 
 
 def rows_of(
-    subject: Subject,
+    subject: EvalModel,
     paths: Sequence[str] | None,
     field: str,
     limit: int | None,
@@ -203,9 +203,9 @@ def rows_of(
     return replace(found, name=name)
 
 
-def show(here: World, cells: Sequence[Cell], tables: Sequence[Table], as_json: bool) -> None:
+def show(here: World, cells: Sequence[Measurement], tables: Sequence[Table], as_json: bool) -> None:
     """Tables on rank 0's standard output, or the cells as JSON lines."""
-    if not here.leads:
+    if not here.is_main:
         return
     if as_json:
         for cell in cells:
@@ -262,7 +262,7 @@ def no_way(system: System, why: str) -> None:
         raise UserError(f"{', '.join(system.way)} of {system.label} would have no effect, {why}.")
 
 
-def opened(system: System, here: Session, changes: list[str] | None = None) -> Subject:
+def opened(system: System, here: Session, changes: list[str] | None = None) -> EvalModel:
     """The system, loaded onto this rank's device."""
     return system.open(str(here.world.device), changes or ())
 

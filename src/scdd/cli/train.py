@@ -67,8 +67,8 @@ def run(spec: Recipe, out: Path, device: str | None = None) -> None:
             trainer = build.trainer(spec, out, here, data)
             resumed = trainer.resume()
             if spec.training.sample_every and here.kind != "fsdp":
-                trainer.sampler = _sampler(spec, data, trainer) if here.leads else None
-            if here.leads:
+                trainer.sampler = _sampler(spec, data, trainer) if here.is_main else None
+            if here.is_main:
                 _write(out / "recipe.yaml", dumps(spec))
                 trainer.log = log = _log(spec, out, trainer.step)
                 _greet(log, spec, resumed, trainer, here)
@@ -76,7 +76,7 @@ def run(spec: Recipe, out: Path, device: str | None = None) -> None:
             if log is not None:
                 log.text(outcome.step, "notice", _farewell(outcome, spec))
         except (UserError, OSError):
-            if here.leads and fresh:
+            if here.is_main and fresh:
                 _forget(out)
             raise
         finally:
@@ -138,13 +138,13 @@ def _data(spec: Recipe, out: Path, here: World) -> Corpus:
 
     file = out / "tokenizer.json"
     known = file.read_text(encoding="utf-8") if file.is_file() else None
-    if here.leads:
+    if here.is_main:
         data = build.corpus(spec, known, verify=True)
         make_folder(out)
         if known is None:
             _write(file, data.tokenizer.to_str())
     here.wait()
-    if not here.leads:
+    if not here.is_main:
         data = build.corpus(spec, file.read_text(encoding="utf-8"))
     return data
 

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from scdd.core.errors import UserError
     from scdd.core.head import Head
-    from scdd.core.rows import CLEAN, Kernel, Levels, Rows, Transition
+    from scdd.core.types import CLEAN, ElboCoefficients, Kernel, Levels, Transition
     from scdd.core.vocab import Vocab
 
-__all__ = ["CLEAN", "Head", "Kernel", "Levels", "Rows", "Transition", "UserError", "Vocab"]
+__all__ = ["CLEAN", "ElboCoefficients", "Head", "Kernel", "Levels", "Transition", "UserError", "Vocab"]
 
-_HOMES = {"UserError": "errors", "Head": "head", "Vocab": "vocab"}  # everything else lives in rows
+_HOMES = {"UserError": "errors", "Head": "head", "Vocab": "vocab"}  # everything else lives in types
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'rows')}"), name)
+    return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'types')}"), name)

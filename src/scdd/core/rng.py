@@ -1,4 +1,4 @@
-"""Randomness as an argument: a `torch.Generator`, or `Keyed` counters that do not care how samples are batched."""
+"""Randomness as an argument: a `torch.Generator`, or `CounterRNG` counters that do not care how samples are batched."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MIX_1 = -0x40A7B892E31B1A47
 _MIX_2 = -0x6B2FB644ECCEEE15
 
 
-class Keyed:
+class CounterRNG:
     """One stream of numbers a sample: the n-th call gives row i numbers that depend on (seed, i, n, position) alone.
 
     So sample i of a seed is the same alone or in a batch of 512, on any number of ranks, on any device.
@@ -45,14 +45,14 @@ class Keyed:
         return _hash(call[:, None] ^ _hash(places)[None, :]).reshape(shape)
 
 
-Randomness = torch.Generator | Keyed | None
+Randomness = torch.Generator | CounterRNG | None
 
 
 def uniforms(
     shape: torch.Size | tuple[int, ...], source: Randomness = None, device: torch.device | str | None = None
 ) -> Tensor:
     """Float64 numbers in [0, 1) with 53 random bits: float32's 24 would round probabilities of 1e-8 away."""
-    if isinstance(source, Keyed):
+    if isinstance(source, CounterRNG):
         return ((source.bits(shape) >> 11) & ((1 << 53) - 1)).to(torch.float64) * 2.0**-53
     drawn = torch.rand(shape, generator=source, dtype=torch.float64, device=_home(source, device))
     return drawn.to(device) if device is not None else drawn
@@ -65,7 +65,7 @@ def integers(
     device: torch.device | str | None = None,
 ) -> Tensor:
     """Integers from 0 to high − 1."""
-    if isinstance(source, Keyed):
+    if isinstance(source, CounterRNG):
         return (uniforms(shape, source) * high).to(torch.int64).clamp_(max=high - 1)
     drawn = torch.randint(high, tuple(shape), generator=source, device=_home(source, device))
     return drawn.to(device) if device is not None else drawn

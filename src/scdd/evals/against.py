@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from scdd.core.errors import UserError
 from scdd.evals import stats
-from scdd.evals.cells import Cell
+from scdd.evals.cells import Measurement
 from scdd.evals.compare import Grid, fair
 from scdd.evals.tables import Entry, Table, plain
 
 
-def check_names(names: Sequence[str], cells: Sequence[Cell]) -> None:
+def check_names(names: Sequence[str], cells: Sequence[Measurement]) -> None:
     """Refuse a name that no generation cell has."""
     known = list(dict.fromkeys(cell.label for cell in cells if cell.kind == "generation"))
     for name in names:

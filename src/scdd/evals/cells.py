@@ -19,7 +19,7 @@ from scdd import __version__
 from scdd.core.errors import UserError
 from scdd.data.files import write_json
 from scdd.evals.paper import paper_name
-from scdd.evals.subject import Subject
+from scdd.evals.subject import EvalModel
 from scdd.training.parallel import World
 
 FORMAT = 1  # raised when a measurement's meaning changes, so that old cells are not taken for new ones
@@ -29,7 +29,7 @@ ALONE = World()
 
 
 @dataclass(frozen=True)
-class Cell:
+class Measurement:
     """One measurement: what was asked, what came out, and what made it."""
 
     kind: str
@@ -81,19 +81,19 @@ class Store:
     def cell(
         self,
         kind: str,
-        subject: Subject,
+        subject: EvalModel,
         settings: dict[str, Any],
         measure: Callable[[], dict[str, Any]],
         text: str = "",
-    ) -> Cell:
+    ) -> Measurement:
         """The finished cell of these settings, measured now if there is none. `measure` runs on every rank.
 
         `text` is what people call the text it is about; like the label it is no part of the hash.
         """
         asked = {"model": subject.identity, **json.loads(json.dumps(settings))}
         path = self.folder / "cells" / f"{kind}-{digest(kind, asked)}.json"
-        held = self.world.tell(
-            path.read_text(encoding="utf-8") if self.world.leads and path.is_file() else ""
+        held = self.world.broadcast(
+            path.read_text(encoding="utf-8") if self.world.is_main and path.is_file() else ""
         )
         if held:
             return self._called(parsed(held, path), path, subject.label, text)
@@ -111,13 +111,13 @@ class Store:
             "paper": paper_name(subject, settings.get("sampler"), settings.get("options")),
             **({"text": text} if text else {}),
         }
-        found = Cell(kind, subject.label, asked, json.loads(json.dumps(result)), made, path)
-        if self.world.leads:
+        found = Measurement(kind, subject.label, asked, json.loads(json.dumps(result)), made, path)
+        if self.world.is_main:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_json(path, found.json())
         return found
 
-    def _called(self, cell: Cell, path: Path, label: str, text: str) -> Cell:
+    def _called(self, cell: Measurement, path: Path, label: str, text: str) -> Measurement:
         """`cell` under its present names, which replace older ones: it may have been measured before it had any."""
         names = cell.labels
         if label not in names:
@@ -128,7 +128,7 @@ class Store:
         made |= {"text": text} if text else {}
         if (names[0], made) != (cell.label, cell.made):
             cell = replace(cell, label=names[0], made=made)
-            if self.world.leads:
+            if self.world.is_main:
                 write_json(path, cell.json())
         return replace(cell, label=label)
 
@@ -141,18 +141,20 @@ class Store:
         return f"cpu ({platform.machine()})"
 
 
-def read_cells(folder: str | Path) -> list[Cell]:
+def read_cells(folder: str | Path) -> list[Measurement]:
     """All cells below a run folder or an evaluation folder, in the order of their files."""
     return [
         parsed(path.read_text(encoding="utf-8"), path) for path in sorted(Path(folder).rglob("cells/*.json"))
     ]
 
 
-def parsed(text: str, path: Path) -> Cell:
+def parsed(text: str, path: Path) -> Measurement:
     """A cell from its file's text."""
     try:
         found = json.loads(text)
-        return Cell(found["kind"], found["label"], found["settings"], found["result"], found["made"], path)
+        return Measurement(
+            found["kind"], found["label"], found["settings"], found["result"], found["made"], path
+        )
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is damaged ({error}): delete it, and it will be measured again.") from error
 

@@ -11,12 +11,12 @@ from statistics import median_high
 from typing import Any
 
 from scdd.evals import stats
-from scdd.evals.cells import Cell
+from scdd.evals.cells import Measurement
 from scdd.evals.names import joined, paper_of, text_of
 from scdd.evals.paper import paper, printed
 from scdd.evals.tables import Entry, Table, plain, with_error
 
-Grid = dict[str, dict[int, Cell]]
+Grid = dict[str, dict[int, Measurement]]
 """By label, by network evaluations."""
 ODD = "†"  # took another number of evaluations than its column says
 HOLLOW = "‡"  # repeats itself, which judges take for fluency
@@ -104,7 +104,7 @@ def entropy_table(cells: Grid, corpus: str = "OWT", among: str = "") -> Table:
     return Table(title, ["system", *map(str, columns)], rows, notes)
 
 
-def likelihood_table(cells: dict[str, Cell], corpus: str = "OWT") -> Table:
+def likelihood_table(cells: dict[str, Measurement], corpus: str = "OWT") -> Table:
     """`tab:valppl`. Systems of the same weights and process share a number, and a row."""
     known = paper()["tab:valppl"]
     place = known["columns"].index(corpus)
@@ -160,7 +160,7 @@ def _convention(settings: dict[str, Any]) -> str:
     return f"{settings['convention']}, {grid}, {settings['looks']} looks"
 
 
-def best_of(cells: dict[str, Cell]) -> str | None:
+def best_of(cells: dict[str, Measurement]) -> str | None:
     """The label with the lowest Gen PPL, if it is significantly lower than the next; None otherwise, or if alone."""
     ordered = sorted(cells, key=lambda label: cells[label].result["ppl"])
     if len(ordered) < 2:
@@ -196,11 +196,11 @@ def _repetitive(cells: Grid, empty: dict[int, set[str]]) -> list[str]:
     ]
 
 
-def _mark(cell: Cell, nfe: int) -> str:
+def _mark(cell: Measurement, nfe: int) -> str:
     return "" if equal(cell, nfe) else ODD
 
 
-def equal(cell: Cell, nfe: int) -> bool:
+def equal(cell: Measurement, nfe: int) -> bool:
     """Whether the samples really took `nfe` evaluations."""
     return bool(cell.result["nfe"]["value"] == nfe)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from scdd.evals.cells import Cell
+from scdd.evals.cells import Measurement
 from scdd.evals.tables import Entry, Table, plain, with_error
 
 
@@ -20,7 +20,7 @@ class Point(NamedTuple):
     entropy: float
 
 
-def points(cells: Sequence[Cell]) -> list[Point]:
+def points(cells: Sequence[Measurement]) -> list[Point]:
     """Generation cells as points, in order."""
     found = []
     for cell in cells:
@@ -53,7 +53,7 @@ def pareto(some: Sequence[Point]) -> set[Point]:
     }
 
 
-def frontier_table(cells: Sequence[Cell], among: str = "") -> Table:
+def frontier_table(cells: Sequence[Measurement], among: str = "") -> Table:
     """Every point; bold is on the frontier of its number of evaluations."""
     some = points(cells)
     best = pareto(some)

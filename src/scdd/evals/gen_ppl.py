@@ -24,7 +24,7 @@ from scdd import bundle
 from scdd.core.errors import UserError
 from scdd.evals import stats
 from scdd.evals.likelihood import Watch, likelihood
-from scdd.evals.subject import Subject, open_subject
+from scdd.evals.subject import EvalModel, open_model
 from scdd.lm.run import Window, windows
 
 LONGEST = 2048  # for judges that do not say how much they can read
@@ -52,14 +52,14 @@ def open_judge(name: str, device: torch.device | str = "cpu", batch_size: int = 
     """A hub name, a folder, a .gguf file, or a checkpoint of our own that is autoregressive."""
     found = bundle.locate(name)
     if found is not None and (found / "meta.json").is_file():
-        return OwnJudge(open_subject(name, device=device), batch_size)
+        return OwnJudge(open_model(name, device=device), batch_size)
     return HubJudge(name, device, batch_size)
 
 
 class OwnJudge:
     """One of our own autoregressive checkpoints."""
 
-    def __init__(self, subject: Subject, batch_size: int = 8) -> None:
+    def __init__(self, subject: EvalModel, batch_size: int = 8) -> None:
         if subject.process is not None:
             raise UserError(
                 f"The judge {subject.label} is a diffusion model: a judge must be autoregressive."

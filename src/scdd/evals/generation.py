@@ -14,7 +14,7 @@ from scdd.core.errors import UserError
 from scdd.evals.cells import gathered, share
 from scdd.evals.correction import Uncorrected
 from scdd.evals.likelihood import Watch
-from scdd.evals.subject import Subject
+from scdd.evals.subject import EvalModel
 from scdd.evals.walk import Engine, Walked, walk
 from scdd.lm import LM
 from scdd.lm.run import Settings
@@ -23,7 +23,7 @@ from scdd.training.parallel import World
 
 
 @dataclass(frozen=True)
-class Way:
+class SamplingSpec:
     """How samples are drawn. None takes the recipe's setting. `nfe` is the number of network evaluations asked for.
 
     A sampler of your own is handed over as itself; its name and its fields are what its cells are known by.
@@ -89,7 +89,7 @@ class Drawn(NamedTuple):
     settings: Settings
 
 
-def settings_of(subject: Subject, way: Way, batch_size: int) -> Settings:
+def settings_of(subject: EvalModel, way: SamplingSpec, batch_size: int) -> Settings:
     """The sampler, grid and filters that `way` means, with as many steps as its evaluations allow."""
     lm = subject.lm
     how = {
@@ -112,7 +112,7 @@ def settings_of(subject: Subject, way: Way, batch_size: int) -> Settings:
     return made
 
 
-def room_of(subject: Subject, way: Way) -> int:
+def room_of(subject: EvalModel, way: SamplingSpec) -> int:
     """How many tokens a text of `way` has; refused if the context does not hold them."""
     room = subject.lm.engine.room
     length = room if way.length is None else way.length
@@ -122,8 +122,8 @@ def room_of(subject: Subject, way: Way) -> int:
 
 
 def draw(
-    subject: Subject,
-    way: Way,
+    subject: EvalModel,
+    way: SamplingSpec,
     world: World,
     batch_size: int = 16,
     watch: Watch | None = None,
@@ -140,7 +140,7 @@ def draw(
     return _collected(subject, walked, settings, world, length)
 
 
-def _collected(subject: Subject, walked: Walked, settings: Settings, world: World, length: int) -> Drawn:
+def _collected(subject: EvalModel, walked: Walked, settings: Settings, world: World, length: int) -> Drawn:
     engine = subject.lm.engine
     inside = slice(1, 1 + length)
     rows = list(

@@ -15,15 +15,15 @@ from typing import Any
 import torch
 
 from scdd.core import UserError
-from scdd.core.rng import Keyed
+from scdd.core.rng import CounterRNG
 from scdd.evals import stats
 from scdd.evals.answers import ASPECTS, Asker, parse_scores, parse_winner
-from scdd.evals.cells import Cell, Store, gathered, share
-from scdd.evals.generation import Way, ended, settings_of
+from scdd.evals.cells import Measurement, Store, gathered, share
+from scdd.evals.generation import SamplingSpec, ended, settings_of
 from scdd.evals.likelihood import Watch
 from scdd.evals.measure import fingerprint
 from scdd.evals.paper import ASSETS
-from scdd.evals.subject import Subject
+from scdd.evals.subject import EvalModel
 from scdd.evals.texts import Rows
 from scdd.evals.walk import Engine, walk
 from scdd.objectives import stream
@@ -60,17 +60,17 @@ class Estimate:
 
 def denoised(
     store: Store,
-    subject: Subject,
-    noise: Subject,
+    subject: EvalModel,
+    noise: EvalModel,
     rows: Rows,
     how: Matched,
     batch_size: int = 16,
     watch: Watch | None = None,
     own: dict[str, Any] | None = None,
-) -> Cell:
+) -> Measurement:
     """The texts that `subject` makes of the rows, noised by the process of `noise`. All rows are of one length.
 
-    `own` are the system's own choices of `Way`: its sampler, its filters.
+    `own` are the system's own choices of `SamplingSpec`: its sampler, its filters.
     """
     own = own or {}
     if set(own) - OWN:
@@ -87,14 +87,14 @@ def denoised(
             f"{subject.label} and {noise.label} have other tokenizers: the same noise is not the same text."
         )
 
-    way = Way(1, how.nfe, stream(how.seed, "walk"), **{"top_p": how.top_p, "grid": "uniform", **own})
+    way = SamplingSpec(1, how.nfe, stream(how.seed, "walk"), **{"top_p": how.top_p, "grid": "uniform", **own})
 
     def run() -> dict[str, Any]:
         mine = share(len(rows), store.world)
         engine = subject.lm.engine
         x = torch.tensor(rows.rows[mine.start : mine.stop], device=engine.device).view(len(mine), -1)
         assert noise.process is not None
-        z = noise.process.corrupt(x, how.t, Keyed(stream(how.seed, "judge"), list(mine), x.device))
+        z = noise.process.corrupt(x, how.t, CounterRNG(stream(how.seed, "judge"), list(mine), x.device))
         z[:, 0], z[:, -1] = x[:, 0], x[:, -1]
         frozen = torch.zeros_like(z, dtype=torch.bool)
         frozen[:, 0] = frozen[:, -1] = True
@@ -177,18 +177,18 @@ def verdict(
 
 def measure_judge(
     store: Store,
-    first: Subject,
-    second: Subject,
-    texts: tuple[Cell, Cell],
+    first: EvalModel,
+    second: EvalModel,
+    texts: tuple[Measurement, Measurement],
     asker: Asker,
     how: Matched,
     watch: Watch | None = None,
-) -> Cell:
+) -> Measurement:
     """The verdict on two `denoised` cells. Rank 0 asks; the others wait."""
     a, b = (cell.result["texts"] for cell in texts)
 
     def run() -> dict[str, Any]:
-        found = [verdict(asker, a, b, how.seed, watch)] if store.world.leads else []
+        found = [verdict(asker, a, b, how.seed, watch)] if store.world.is_main else []
         shown = [{"first": x, "second": y} for x, y in zip(a[:2], b[:2], strict=True)]
         return {
             **gathered(found, store.world)[0],

@@ -22,9 +22,9 @@ from torch import Tensor
 
 from scdd.core import UserError
 from scdd.core.denoiser import Denoiser
-from scdd.core.rng import Keyed, uniforms
+from scdd.core.rng import CounterRNG, uniforms
 from scdd.evals import stats
-from scdd.objectives import ArObjective, Part, Power, Times, TimeSampler, stream
+from scdd.objectives import ArObjective, BatchSlice, Power, Times, TimeSampler, stream
 from scdd.ops import elbo
 from scdd.processes import GIDD, Process
 
@@ -35,7 +35,7 @@ REPLICATES = 2
 
 
 @dataclass(frozen=True)
-class Looks:
+class NelboEstimator:
     """How a NELBO is estimated. `steps`: T of the grid, None for continuous time."""
 
     steps: int | None = None
@@ -56,7 +56,7 @@ class Looks:
             raise UserError("The reference convention is a grid's: give its steps (the paper's are 1000).")
 
 
-EXACT = Looks()
+EXACT = NelboEstimator()
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def likelihood(
     denoiser: Denoiser,
     process: Process | None,
     rows: Sequence[Sequence[int]],
-    how: Looks = EXACT,
+    how: NelboEstimator = EXACT,
     *,
     first: int = 0,
     indices: Sequence[int] | None = None,
@@ -170,7 +170,7 @@ def padded(rows: Sequence[Sequence[int]], device: torch.device | str) -> tuple[T
 
 
 def _exact(denoiser: Denoiser, x: Tensor, documents: Tensor | None) -> Tensor:
-    part = Part(0, 0, 0, x.shape[0], x.shape[0])
+    part = BatchSlice(0, 0, 0, x.shape[0], x.shape[0])
     return ArObjective().evaluate(denoiser, x, documents, part).nats[:, None]
 
 
@@ -180,23 +180,25 @@ def _estimates(
     x: Tensor,
     documents: Tensor | None,
     indices: Sequence[int],
-    how: Looks,
+    how: NelboEstimator,
 ) -> Tensor:
     """[B, REPLICATES]: unbiased estimates of each row's NELBO."""
     total = torch.zeros((len(x), REPLICATES), dtype=torch.float64, device=x.device)
     each = how.looks // REPLICATES
     for look, times in enumerate(_times(process, indices, how, x.device)):
         samples = torch.tensor(indices, device=x.device) * how.looks + look
-        z_t = process.corrupt(x, times.t, Keyed(stream(how.seed, "corrupt"), samples, x.device))
+        z_t = process.corrupt(x, times.t, CounterRNG(stream(how.seed, "corrupt"), samples, x.device))
         total[:, look // each] += (
             times.weight * _row_losses(denoiser, process, x, z_t, documents, times, how) / each
         )
     return total
 
 
-def _times(process: Process, indices: Sequence[int], how: Looks, device: torch.device) -> Iterator[Times]:
+def _times(
+    process: Process, indices: Sequence[int], how: NelboEstimator, device: torch.device
+) -> Iterator[Times]:
     """Times [B] of each look. A replicate's looks share one offset a row, and so divide [0, 1) evenly."""
-    source = Keyed(stream(how.seed, "times"), indices, device)
+    source = CounterRNG(stream(how.seed, "times"), indices, device)
     each = how.looks // REPLICATES
     if how.convention == "reference":
         assert how.steps is not None
@@ -229,7 +231,9 @@ def _chance(samplers: Sequence[TimeSampler], counts: Sequence[int], at: Times) -
     whole = torch.zeros_like(at.t)
     for sampler, count in zip(samplers, counts, strict=True):
         law = sampler.density
-        one = 1.0 / law.inverse(at.t) if at.s is None else law.cumulative(at.t) - law.cumulative(at.s)
+        one = (
+            1.0 / law.importance_weight(at.t) if at.s is None else law.cumulative(at.t) - law.cumulative(at.s)
+        )
         whole = whole + count / sum(counts) * one
     return whole
 
@@ -247,11 +251,11 @@ def _row_losses(
     z_t: Tensor,
     documents: Tensor | None,
     times: Times,
-    how: Looks,
+    how: NelboEstimator,
 ) -> Tensor:
     """[B]: the summed loss of each row at its time, weights left out."""
     hidden = denoiser.hidden(z_t, times.t, documents)
-    rows = process.elbo_rows(x, z_t, times.t, times.s).flatten(x.shape)
+    rows = process.elbo_coefficients(x, z_t, times.t, times.s).flatten(x.shape)
     _, losses = elbo(hidden.flatten(0, 1), denoiser.head, x.flatten(), z_t.flatten(), rows)
     losses = losses.view(x.shape).double()
     if how.convention == "reference":

@@ -15,8 +15,8 @@ from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 
 from scdd.evals.cells import ALONE
-from scdd.evals.likelihood import Looks, Watch, likelihood
-from scdd.evals.subject import Subject, open_subject
+from scdd.evals.likelihood import NelboEstimator, Watch, likelihood
+from scdd.evals.subject import EvalModel, open_model
 from scdd.evals.zero_shot import Question, answers
 from scdd.objectives import stream
 from scdd.training.parallel import World
@@ -41,7 +41,7 @@ class ScddLM(LM):  # type: ignore[misc, unused-ignore]
             device = "cpu"  # cuda:0 is what the harness says when nobody was asked
         size = 32 if str(batch_size).startswith("auto") else int(batch_size)
         self._set(
-            open_subject(pretrained, process=process, device=device),
+            open_model(pretrained, process=process, device=device),
             int(passes),
             int(seed),
             size,
@@ -51,7 +51,7 @@ class ScddLM(LM):  # type: ignore[misc, unused-ignore]
 
     @classmethod
     def of(
-        cls, subject: Subject, passes: int, seed: int, batch_size: int, world: World, watch: Watch | None
+        cls, subject: EvalModel, passes: int, seed: int, batch_size: int, world: World, watch: Watch | None
     ) -> ScddLM:
         """Around a model that is already loaded."""
         made = cls.__new__(cls)
@@ -60,7 +60,7 @@ class ScddLM(LM):  # type: ignore[misc, unused-ignore]
         return made
 
     def _set(
-        self, subject: Subject, passes: int, seed: int, batch_size: int, world: World, watch: Watch | None
+        self, subject: EvalModel, passes: int, seed: int, batch_size: int, world: World, watch: Watch | None
     ) -> None:
         self.subject, self.passes, self.seed = subject, passes, seed
         self.batch_size, self.world, self.watch = batch_size, world, watch
@@ -96,7 +96,7 @@ class ScddLM(LM):  # type: ignore[misc, unused-ignore]
                 engine.denoiser,
                 engine.process,
                 rows,
-                Looks(None, self.passes, "exact", self.seed),
+                NelboEstimator(None, self.passes, "exact", self.seed),
                 indices=[first + i for i in range(len(rows))],
                 batch_size=self.batch_size,
                 device=engine.device,

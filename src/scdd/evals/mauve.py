@@ -10,12 +10,12 @@ import numpy as np
 
 from scdd.core.errors import UserError
 from scdd.evals import stats
-from scdd.evals.cells import Cell, Store
+from scdd.evals.cells import Measurement, Store
 from scdd.evals.gen_ppl import HubJudge, Judge
-from scdd.evals.generation import Way
+from scdd.evals.generation import SamplingSpec
 from scdd.evals.likelihood import Watch
 from scdd.evals.measure import fingerprint, measure_samples
-from scdd.evals.subject import Subject
+from scdd.evals.subject import EvalModel
 from scdd.evals.texts import open_stream, rows, split_name
 
 
@@ -43,13 +43,13 @@ def mauve(
 
 def measure_mauve(
     store: Store,
-    subject: Subject,
-    way: Way,
+    subject: EvalModel,
+    way: SamplingSpec,
     judge: Judge,
     human: str,
     batch_size: int = 16,
     watch: Watch | None = None,
-) -> Cell:
+) -> Measurement:
     """MAUVE of the samples of `way` against as many human texts, cut to the same number of tokens."""
     judge = mauve_judge(judge)
     samples = measure_samples(store, subject, way, batch_size, watch).result

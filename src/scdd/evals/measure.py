@@ -12,14 +12,14 @@ import torch
 
 from scdd.core.errors import UserError
 from scdd.evals import stats
-from scdd.evals.cells import Cell, Store, gathered, share
+from scdd.evals.cells import Measurement, Store, gathered, share
 from scdd.evals.correction import rates
 from scdd.evals.diversity import diversity
 from scdd.evals.gen_ppl import Judge, Scored, gen_ppl
-from scdd.evals.generation import Way, draw, ended
-from scdd.evals.likelihood import Looks, Watch, combined, likelihood
+from scdd.evals.generation import SamplingSpec, draw, ended
+from scdd.evals.likelihood import NelboEstimator, Watch, combined, likelihood
 from scdd.evals.recovery import Repair, mend, recover, scores, typed_scores
-from scdd.evals.subject import Subject
+from scdd.evals.subject import EvalModel
 from scdd.evals.texts import Rows
 from scdd.evals.typos import mistype, typed
 from scdd.evals.walk import Engine
@@ -35,8 +35,13 @@ def fingerprint(value: Any) -> str:
 
 
 def measure_likelihood(
-    store: Store, subject: Subject, rows: Rows, how: Looks, batch_size: int = 16, watch: Watch | None = None
-) -> Cell:
+    store: Store,
+    subject: EvalModel,
+    rows: Rows,
+    how: NelboEstimator,
+    batch_size: int = 16,
+    watch: Watch | None = None,
+) -> Measurement:
     """`likelihood` of framed rows."""
 
     def run() -> dict[str, Any]:
@@ -60,8 +65,8 @@ def measure_likelihood(
 
 
 def measure_samples(
-    store: Store, subject: Subject, way: Way, batch_size: int = 16, watch: Watch | None = None
-) -> Cell:
+    store: Store, subject: EvalModel, way: SamplingSpec, batch_size: int = 16, watch: Watch | None = None
+) -> Measurement:
     """Draw the samples of `way`: texts, diversity, corrections and evaluations."""
 
     def run() -> dict[str, Any]:
@@ -93,12 +98,12 @@ def judged(store: Store, judge: Judge, texts: Sequence[str], watch: Watch | None
 
 def measure_generation(
     store: Store,
-    subject: Subject,
-    way: Way,
+    subject: EvalModel,
+    way: SamplingSpec,
     judge: Judge,
     batch_size: int = 16,
     watch: Watch | None = None,
-) -> Cell:
+) -> Measurement:
     """Generative perplexity with diversity beside it (`tab:genppl-comparison`, `tab:entropy-comparison`)."""
     samples = measure_samples(store, subject, way, batch_size, watch).result
 
@@ -115,12 +120,12 @@ def measure_generation(
 
 def measure_correction(
     store: Store,
-    subject: Subject,
-    way: Way,
+    subject: EvalModel,
+    way: SamplingSpec,
     judge: Judge | None = None,
     batch_size: int = 16,
     watch: Watch | None = None,
-) -> Cell:
+) -> Measurement:
     """Correction rates beside the intrinsic ones (`tab:correction_rate`); with a judge, what the corrections are worth."""
     if subject.process is None:
         raise UserError(f"{subject.label} is autoregressive and corrects nothing: measure a diffusion model.")
@@ -174,7 +179,7 @@ def _benefit(before: Sequence[Scored], after: Sequence[Scored]) -> dict[str, Any
 
 def measure_recovery(
     store: Store,
-    subject: Subject,
+    subject: EvalModel,
     rows: Rows,
     count: int,
     repair: Repair,
@@ -182,7 +187,7 @@ def measure_recovery(
     seed: int = 0,
     batch_size: int = 16,
     watch: Watch | None = None,
-) -> Cell:
+) -> Measurement:
     """Corrupt `count` tokens of each row and mend them (`tab:exact-recovery`). All rows must be of one length."""
     _diffusion(subject)
     text = subject.lm.engine.text
@@ -221,7 +226,7 @@ def measure_recovery(
 
 def measure_typos(
     store: Store,
-    subject: Subject,
+    subject: EvalModel,
     texts: Sequence[str],
     count: int,
     repair: Repair,
@@ -229,7 +234,7 @@ def measure_typos(
     seed: int = 0,
     watch: Watch | None = None,
     name: str = "",
-) -> Cell:
+) -> Measurement:
     """The same with real typing errors, scored by words. Texts must fit into the context."""
     _diffusion(subject)
     lm = subject.lm
@@ -256,13 +261,13 @@ def measure_typos(
     return store.cell("typos", subject, asked, run, name)
 
 
-def typing_texts(subject: Subject, rows: Rows) -> list[str]:
+def typing_texts(subject: EvalModel, rows: Rows) -> list[str]:
     """The rows as texts to mistype, cut so that the errors' extra tokens still fit the context."""
     room = max(1, 3 * subject.lm.engine.room // 4)
     return [subject.lm.engine.text(row[1 : 1 + room]) for row in rows.rows]
 
 
-def _diffusion(subject: Subject) -> None:
+def _diffusion(subject: EvalModel) -> None:
     if subject.process is None or not noisy(subject.process):
         raise UserError(
             f"{subject.label} has no uniform noise in its process, so its reverse never changes a visible token: "
@@ -271,7 +276,7 @@ def _diffusion(subject: Subject) -> None:
 
 
 def _repaired(
-    subject: Subject, text: str, count: int, repair: Repair, seed: int, index: int, watch: Watch | None
+    subject: EvalModel, text: str, count: int, repair: Repair, seed: int, index: int, watch: Watch | None
 ) -> tuple[Any, list[int], list[int]]:
     """(Pieces, tokens with their errors, tokens mended) of one text, alone in its row."""
     engine = subject.lm.engine

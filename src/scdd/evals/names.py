@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 from functools import cache
 from typing import Any
 
-from scdd.evals.cells import Cell
+from scdd.evals.cells import Measurement
 from scdd.recipe.text import parse
 
 # None: not a cell of samples, or one of before the recipe's choices were written into its settings
@@ -18,10 +18,10 @@ PLAIN_GRID, PAPERS_FINAL, PAPERS_TEMPERATURE, PAPERS_TOP_P = (
 )
 SHORT = 8  # digits of a hash, where a hash is all there is to say
 SPOKEN = {"top_p": "top-p", "top_k": "top-k", "num": "texts", "weights": "weights", "changes": "with"}
-Slot = Callable[[Cell], Hashable]
+Slot = Callable[[Measurement], Hashable]
 
 
-def told_apart(cells: Sequence[Cell], slot: Slot) -> list[str]:
+def told_apart(cells: Sequence[Measurement], slot: Slot) -> list[str]:
     """A name for each cell: its label, and where several of a label want one slot, what they differ in."""
     found = []
     for cell in cells:
@@ -38,13 +38,13 @@ def told_apart(cells: Sequence[Cell], slot: Slot) -> list[str]:
     ]
 
 
-def text_of(cell: Cell) -> str:
+def text_of(cell: Measurement) -> str:
     """The text that a cell is about: its name, or its fingerprint where nobody named it."""
     mark = cell.settings.get("text") or cell.settings.get("human") or ""
     return str(cell.made.get("text") or f"text {mark[:SHORT]}")
 
 
-def paper_of(cell: Cell) -> str | None:
+def paper_of(cell: Measurement) -> str | None:
     """The paper's system that a cell is; None where its process is not its recipe's, or it samples in a way of its own."""
     asked = cell.settings
     if asked.get("grid") not in PLAIN_GRID or asked.get("final") not in PAPERS_FINAL:
@@ -71,7 +71,7 @@ def joined(names: Sequence[str]) -> str:
     return ", ".join(dict.fromkeys(names))
 
 
-def _differences(cells: Sequence[Cell], slot: Slot) -> list[str]:
+def _differences(cells: Sequence[Measurement], slot: Slot) -> list[str]:
     """The settings that differ within any slot, in the order of the settings."""
     slots: dict[Hashable, list[dict[str, Any]]] = {}
     for cell in cells:
@@ -90,7 +90,7 @@ def _flat(settings: dict[str, Any]) -> dict[str, Any]:
     return {**settings.get("model", {}), **own}
 
 
-def _value(cell: Cell, key: str) -> str:
+def _value(cell: Measurement, key: str) -> str:
     """A setting as a reader needs it: what the recipe decided, where the command left it open."""
     value = _flat(cell.settings).get(key)
     if value is None:

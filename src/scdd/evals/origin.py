@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from scdd.evals.cells import Cell, digest
+from scdd.evals.cells import Measurement, digest
 from scdd.evals.names import PLAIN_GRID, SHORT, joined
 from scdd.evals.tables import Table, plain
 from scdd.recipe.text import parse
@@ -18,7 +18,7 @@ INTERMEDIATE = ("samples", "denoised")  # texts that other cells judge
 HIDDEN = ("model", "text", "human", "first", "second", "against")
 
 
-def systems(cells: Sequence[Cell]) -> Table:
+def systems(cells: Sequence[Measurement]) -> Table:
     """Which weights each system is, and how it samples where it samples."""
     rows = []
     for label in dict.fromkeys(cell.label for cell in cells):
@@ -43,7 +43,7 @@ def _process(model: dict[str, Any]) -> str:
     return "autoregressive" if said == "None" else head + tail.partition("), ")[2] if found else said
 
 
-def _way(cell: Cell) -> str:
+def _way(cell: Measurement) -> str:
     """How a cell's texts were drawn; what was asked for alone, where it does not say what that came to."""
     if cell.kind == "denoised":
         own = ("sampler", "final", "grid", "top_p", "top_k", "temperature")
@@ -65,13 +65,13 @@ def _way(cell: Cell) -> str:
     return "; ".join(said)
 
 
-def environments(cells: Sequence[Cell]) -> dict[str, str]:
+def environments(cells: Sequence[Measurement]) -> dict[str, str]:
     """A letter for every set of versions and device, in the order in which they occur."""
     found = list(dict.fromkeys(_environment(cell) for cell in cells))
     return {said: _letter(i) for i, said in enumerate(found)}
 
 
-def _environment(cell: Cell) -> str:
+def _environment(cell: Measurement) -> str:
     made = cell.made
     ranks = f" × {made['ranks']}" if made.get("ranks", 1) > 1 else ""
     versions = ", ".join(f"{name} {version}" for name, version in made["versions"].items())
@@ -82,11 +82,11 @@ def _letter(index: int) -> str:
     return chr(ord("A") + index) if index < 26 else f"Z{index - 25}"
 
 
-def numbers(cells: Sequence[Cell]) -> Table:
+def numbers(cells: Sequence[Measurement]) -> Table:
     """The cell that holds each number, and what was asked; texts that were drawn for it count as its own."""
     letters = environments(cells)
     drawn = {cell.hash: cell for cell in cells if cell.kind in INTERMEDIATE}
-    shared: dict[tuple[str, str], list[Cell]] = {}
+    shared: dict[tuple[str, str], list[Measurement]] = {}
     for cell in cells:
         if cell.kind not in INTERMEDIATE:
             shared.setdefault((cell.kind, cell.hash), []).append(cell)
@@ -112,13 +112,13 @@ def numbers(cells: Sequence[Cell]) -> Table:
     return Table("Behind every number", head, rows, notes)
 
 
-def _texts(cell: Cell) -> list[str]:
+def _texts(cell: Measurement) -> list[str]:
     """The hashes of the cells whose texts this one is about."""
     asked = {key: value for key, value in cell.settings.items() if key not in ("judge", "human")}
     return [digest("samples", asked), *(str(asked[key]) for key in ("first", "second") if key in asked)]
 
 
-def _asked(cell: Cell) -> str:
+def _asked(cell: Measurement) -> str:
     said = {key: value for key, value in cell.settings.items() if key not in HIDDEN and value is not None}
     if isinstance(said.get("judge"), dict):  # one of our own
         said["judge"] = f"weights {str(said['judge'].get('weights'))[:SHORT]}"
@@ -127,7 +127,7 @@ def _asked(cell: Cell) -> str:
     return " ".join([*about, *(f"{key}={value}" for key, value in said.items())])
 
 
-def recipes(cells: Sequence[Cell]) -> dict[str, str]:
+def recipes(cells: Sequence[Measurement]) -> dict[str, str]:
     """The exact recipes, once each, by the systems that have them."""
     owners: dict[str, list[str]] = {}
     for cell in cells:

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from scdd.evals.subject import Subject
+from scdd.evals.subject import EvalModel
 from scdd.recipe.text import parse
 from scdd.schedules import Peaked
 
@@ -30,7 +30,7 @@ def printed(table: str, name: str | None, corpus: str, steps: int) -> str | None
     return f"{values[known.index(steps)]:g}" if values and steps in known else None
 
 
-def paper_name(subject: Subject, sampler: str | None, options: dict[str, Any] | None = None) -> str | None:
+def paper_name(subject: EvalModel, sampler: str | None, options: dict[str, Any] | None = None) -> str | None:
     """The system of the paper that this one is; None for one that the paper does not have.
 
     `options` are the sampler's settings, the paper's if they are not given.

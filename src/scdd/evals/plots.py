@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any
 
 from scdd.core.errors import UserError
-from scdd.evals.cells import Cell
+from scdd.evals.cells import Measurement
 from scdd.evals.frontier import pareto, points
 from scdd.evals.names import told_apart
 from scdd.evals.recovery import way_of
@@ -95,15 +95,15 @@ def lines(index: int) -> dict[str, Any]:
     return {**style(index), "linestyle": DASHES[index % len(DASHES)]}
 
 
-def _named(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
+def _named(cells: Sequence[Measurement]) -> dict[str, list[Measurement]]:
     """Series by name, in the order in which their systems came, each by its evaluations."""
-    found: dict[str, list[Cell]] = {}
+    found: dict[str, list[Measurement]] = {}
     for cell, name in zip(cells, told_apart(cells, lambda cell: cell.settings["nfe"]), strict=True):
         found.setdefault(name, []).append(cell)
     return {name: sorted(row, key=lambda cell: cell.settings["nfe"]) for name, row in found.items()}
 
 
-def generation_plot(ways: dict[str, dict[int, Cell]], among: str = "") -> str:
+def generation_plot(ways: dict[str, dict[int, Measurement]], among: str = "") -> str:
     """Gen PPL against network evaluations, with 95 % intervals."""
 
     def paint(axes: Any) -> None:
@@ -124,7 +124,7 @@ def generation_plot(ways: dict[str, dict[int, Cell]], among: str = "") -> str:
     return svg(paint, f"Generative perplexity{among}")
 
 
-def frontier_plot(cells: Sequence[Cell], among: str = "") -> str:
+def frontier_plot(cells: Sequence[Measurement], among: str = "") -> str:
     """Entropy against perplexity; filled marks are on their frontier, which is drawn."""
 
     def paint(axes: Any) -> None:
@@ -149,7 +149,7 @@ def frontier_plot(cells: Sequence[Cell], among: str = "") -> str:
     return svg(paint, f"Quality and diversity{among}")
 
 
-def correction_plot(cells: Sequence[Cell]) -> str:
+def correction_plot(cells: Sequence[Measurement]) -> str:
     """Corrections per token and step against steps, Figure `fig:ablation1-1`; dashes are intrinsic."""
 
     def paint(axes: Any) -> None:
@@ -174,7 +174,7 @@ def correction_plot(cells: Sequence[Cell]) -> str:
     return svg(paint, "Correction rate per step")
 
 
-def cumulative_plot(cells: Sequence[Cell]) -> str:
+def cumulative_plot(cells: Sequence[Measurement]) -> str:
     """How much of the correcting is done by each step, Figure `fig:ablation1-2`; the longest walk of each system."""
 
     def paint(axes: Any) -> None:
@@ -195,11 +195,11 @@ def cumulative_plot(cells: Sequence[Cell]) -> str:
     return svg(paint, "Cumulative corrections")
 
 
-def recovery_plot(cells: Sequence[Cell], among: str = "") -> str:
+def recovery_plot(cells: Sequence[Measurement], among: str = "") -> str:
     """Recovered and damaged against K."""
 
     def paint(axes: Any) -> None:
-        groups: dict[str, list[Cell]] = {}
+        groups: dict[str, list[Measurement]] = {}
         for cell in sorted(cells, key=lambda cell: cell.settings["count"]):
             groups.setdefault(f"{cell.label}, {way_of(cell.settings)}", []).append(cell)
         for i, (label, row) in enumerate(groups.items()):

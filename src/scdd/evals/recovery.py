@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from scdd.core import UserError, Vocab
-from scdd.core.rng import Keyed, integers, uniforms
+from scdd.core.rng import CounterRNG, integers, uniforms
 from scdd.data.tokenizer import TextTokenizer
 from scdd.evals import stats
 from scdd.evals.likelihood import Watch
@@ -105,7 +105,7 @@ class Repaired(NamedTuple):
     hit: Tensor  # [N, L]
 
 
-def corrupt(x: Tensor, count: int, vocab: Vocab, source: Keyed, frozen: Tensor) -> tuple[Tensor, Tensor]:
+def corrupt(x: Tensor, count: int, vocab: Vocab, source: CounterRNG, frozen: Tensor) -> tuple[Tensor, Tensor]:
     """(Rows with `count` positions replaced by a uniformly drawn other token, where); frozen positions stay."""
     if int((~frozen).sum(1).min()) < count:
         raise UserError(
@@ -136,7 +136,7 @@ def recover(
     if framed:
         frozen[:, 0] = frozen[:, -1] = True
     vocab = engine.denoiser.vocab
-    source = Keyed(stream(seed, f"recovery {count}"), indices, rows.device)
+    source = CounterRNG(stream(seed, f"recovery {count}"), indices, rows.device)
     noisy, hit = corrupt(rows, count, vocab, source, frozen)
     done = mend(engine, repair, noisy, frozen, indices, seed, batch_size, watch)
     return Repaired(rows.cpu(), noisy.cpu(), done, hit.cpu())

@@ -13,7 +13,7 @@ from scdd import __version__
 from scdd.core.errors import UserError
 from scdd.evals import origin, plots
 from scdd.evals.against import against_table, check_names
-from scdd.evals.cells import Cell, read_cells
+from scdd.evals.cells import Measurement, read_cells
 from scdd.evals.compare import entropy_table, generation_table, likelihood_table
 from scdd.evals.frontier import frontier_table
 from scdd.evals.names import text_of, told_apart
@@ -26,9 +26,9 @@ Section = tuple[str, list[Table], list[str]]
 """A heading, its tables, its figures."""
 
 
-def gather(runs: Sequence[str | Path]) -> list[Cell]:
+def gather(runs: Sequence[str | Path]) -> list[Measurement]:
     """Cells of all runs in the order of the runs and of their dates, each once for every system that shares it."""
-    found: dict[tuple[str, str], Cell] = {}
+    found: dict[tuple[str, str], Measurement] = {}
     for run in runs:
         if not Path(run).is_dir():
             raise UserError(f"{run} is not a folder: give run folders, or folders that `scdd eval` wrote to.")
@@ -59,10 +59,10 @@ def training_curves(runs: Sequence[str | Path]) -> dict[str, list[tuple[int, flo
     return curves
 
 
-def sections(cells: Sequence[Cell], corpus: str = "OWT", against: Sequence[str] = ()) -> list[Section]:
+def sections(cells: Sequence[Measurement], corpus: str = "OWT", against: Sequence[str] = ()) -> list[Section]:
     """Everything that the cells can tell, in the paper's order; systems in `against` beside each other one."""
     check_names(against, cells)
-    by: dict[str, list[Cell]] = {}
+    by: dict[str, list[Measurement]] = {}
     for cell in cells:
         by.setdefault(cell.kind, []).append(cell)
     made: list[Section] = []
@@ -74,7 +74,7 @@ def sections(cells: Sequence[Cell], corpus: str = "OWT", against: Sequence[str] 
     return made
 
 
-def _against(cells: Sequence[Cell], names: Sequence[str]) -> list[Table]:
+def _against(cells: Sequence[Measurement], names: Sequence[str]) -> list[Table]:
     """Every way of a named system beside all others of its judge and length."""
     return [
         against_table(ways, name, among)
@@ -85,7 +85,7 @@ def _against(cells: Sequence[Cell], names: Sequence[str]) -> list[Table]:
     ]
 
 
-def _likelihood(cells: Sequence[Cell], corpus: str) -> Section:
+def _likelihood(cells: Sequence[Measurement], corpus: str) -> Section:
     tables = []
     for some in _grouped(cells, lambda cell: cell.settings["text"]):
         names = told_apart(some, lambda cell: None)
@@ -93,15 +93,15 @@ def _likelihood(cells: Sequence[Cell], corpus: str) -> Section:
     return "Likelihood", tables, []
 
 
-def _grouped(cells: Sequence[Cell], key: Callable[[Cell], Hashable]) -> list[list[Cell]]:
+def _grouped(cells: Sequence[Measurement], key: Callable[[Measurement], Hashable]) -> list[list[Measurement]]:
     """Cells of one key together, in the order in which keys come."""
-    found: dict[Hashable, list[Cell]] = {}
+    found: dict[Hashable, list[Measurement]] = {}
     for cell in cells:
         found.setdefault(key(cell), []).append(cell)
     return list(found.values())
 
 
-def _generation(cells: Sequence[Cell], corpus: str) -> Section:
+def _generation(cells: Sequence[Measurement], corpus: str) -> Section:
     """The paper's tables for every judge and length; where a system has several ways at one budget, a frontier as well."""
     tables, figures = [], []
     for some, among in _judged(cells):
@@ -115,7 +115,7 @@ def _generation(cells: Sequence[Cell], corpus: str) -> Section:
     return "Generation", tables, figures
 
 
-def _judged(cells: Sequence[Cell]) -> list[tuple[list[Cell], str]]:
+def _judged(cells: Sequence[Measurement]) -> list[tuple[list[Measurement], str]]:
     """Cells of one judge and length together, and what tells them from other such groups."""
     groups = _grouped(cells, lambda cell: (json.dumps(cell.settings["judge"]), _room(cell)))
     return [
@@ -124,30 +124,30 @@ def _judged(cells: Sequence[Cell]) -> list[tuple[list[Cell], str]]:
     ]
 
 
-def by_way(cells: Sequence[Cell]) -> dict[str, dict[int, Cell]]:
+def by_way(cells: Sequence[Measurement]) -> dict[str, dict[int, Measurement]]:
     """A line for each system, and for each of its ways of sampling where it has several at one budget."""
-    found: dict[str, dict[int, Cell]] = {}
+    found: dict[str, dict[int, Measurement]] = {}
     for cell, name in zip(cells, told_apart(cells, lambda cell: cell.settings["nfe"]), strict=True):
         found.setdefault(name, {})[cell.settings["nfe"]] = cell
     return found
 
 
-def _room(cell: Cell) -> int:
+def _room(cell: Measurement) -> int:
     """How long texts may become; an autoregressive one has no closing frame, and a token more."""
     asked = cell.settings
     return int(asked["length"] + 2 if asked.get("length") else asked["model"]["context"])
 
 
-def _budget(cell: Cell) -> tuple[str, int]:
+def _budget(cell: Measurement) -> tuple[str, int]:
     return cell.label, cell.settings["nfe"]
 
 
-def _mauve(cells: Sequence[Cell], corpus: str) -> Section:
+def _mauve(cells: Sequence[Measurement], corpus: str) -> Section:
     return "MAUVE", [mauve_table(cells)], []
 
 
-def _correction(cells: Sequence[Cell], corpus: str) -> Section:
-    chosen: dict[str, Cell] = {}
+def _correction(cells: Sequence[Measurement], corpus: str) -> Section:
+    chosen: dict[str, Measurement] = {}
     for cell in sorted(
         cells, key=lambda cell: "judge" in cell.result
     ):  # a judged cell says all that another does
@@ -157,7 +157,7 @@ def _correction(cells: Sequence[Cell], corpus: str) -> Section:
     return "Self-correction", [correction_table(kept)], figures
 
 
-def _recovery(cells: Sequence[Cell], corpus: str) -> Section:
+def _recovery(cells: Sequence[Measurement], corpus: str) -> Section:
     tables, figures = [], []
     groups = _grouped(cells, lambda cell: cell.settings["text"])
     for some in groups:
@@ -168,22 +168,22 @@ def _recovery(cells: Sequence[Cell], corpus: str) -> Section:
     return "Recovery", tables, figures
 
 
-def _typos(cells: Sequence[Cell], corpus: str) -> Section:
+def _typos(cells: Sequence[Measurement], corpus: str) -> Section:
     return "Typing errors", _recovery(cells, corpus)[1], []
 
 
-def _zero_shot(cells: Sequence[Cell], corpus: str) -> Section:
+def _zero_shot(cells: Sequence[Measurement], corpus: str) -> Section:
     return "Zero-shot", [zero_shot_table(cells)], []
 
 
-def _judge(cells: Sequence[Cell], corpus: str) -> Section:
+def _judge(cells: Sequence[Measurement], corpus: str) -> Section:
     return "LLM as judge", [judge_table(some) for some in judged_pairs(cells)], []
 
 
-def judged_pairs(cells: Sequence[Cell]) -> list[list[Cell]]:
+def judged_pairs(cells: Sequence[Measurement]) -> list[list[Measurement]]:
     """The budgets of one comparison together: two systems, one judge, one way of noising."""
 
-    def pair(cell: Cell) -> Hashable:
+    def pair(cell: Measurement) -> Hashable:
         asked = cell.settings
         other = (asked["judge"], asked["t"], asked["top_p"], asked["seed"], cell.result["texts"])
         return tuple(cell.result["systems"]), json.dumps(other), text_of(cell)
@@ -191,7 +191,7 @@ def judged_pairs(cells: Sequence[Cell]) -> list[list[Cell]]:
     return _grouped(cells, pair)
 
 
-BUILDERS: dict[str, Callable[[Sequence[Cell], str], Section]] = {
+BUILDERS: dict[str, Callable[[Sequence[Measurement], str], Section]] = {
     "likelihood": _likelihood,
     "generation": _generation,
     "mauve": _mauve,
@@ -203,9 +203,9 @@ BUILDERS: dict[str, Callable[[Sequence[Cell], str], Section]] = {
 }
 
 
-def samples(cells: Sequence[Cell]) -> list[tuple[str, list[tuple[str, str]]]]:
+def samples(cells: Sequence[Measurement]) -> list[tuple[str, list[tuple[str, str]]]]:
     """A few texts of each system at its largest budget, each under a caption, and a few repairs."""
-    best: dict[str, Cell] = {}
+    best: dict[str, Measurement] = {}
     for cell in cells:
         if cell.kind == "generation":
             held = best.get(cell.label)
@@ -303,7 +303,7 @@ def page(title: str, runs: Sequence[str | Path], corpus: str = "OWT", against: S
     return template
 
 
-def _provenance(cells: Sequence[Cell]) -> list[str]:
+def _provenance(cells: Sequence[Measurement]) -> list[str]:
     """What made the numbers: the systems in sight, the rest folded."""
     found = origin.recipes(cells)
     differences = origin.changed(found)

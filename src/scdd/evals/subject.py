@@ -18,7 +18,7 @@ from scdd.processes import Process
 
 
 @dataclass(frozen=True)
-class Subject:
+class EvalModel:
     """What every measurement is given. `identity` goes into the hash of a cell, `recipe` into its record."""
 
     label: str
@@ -32,14 +32,14 @@ class Subject:
         return self.lm.process
 
 
-def open_subject(
+def open_model(
     source: str | Path | None,
     label: str | None = None,
     *,
     process: str | Process | None = None,
     device: str | torch.device | None = None,
     overrides: Iterable[str] = (),
-) -> Subject:
+) -> EvalModel:
     """`scdd.load`, with the checkpoint's identity beside it."""
     changes = tuple(overrides)
     lm = load(source, process=process, device=device, overrides=changes)
@@ -54,7 +54,7 @@ def open_subject(
         identity |= {"weights": weights_hash(lm), "vocab": lm.tokenizer.hash}
     if changes:
         identity["changes"] = list(changes)
-    return Subject(label or _label(source), lm, identity, recipe)
+    return EvalModel(label or _label(source), lm, identity, recipe)
 
 
 def weights_hash(lm: LM) -> str:

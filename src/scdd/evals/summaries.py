@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from scdd.evals.cells import Cell
+from scdd.evals.cells import Measurement
 from scdd.evals.names import joined, paper_of, text_of, told_apart
 from scdd.evals.paper import paper, printed
 from scdd.evals.recovery import Repair, way_of
@@ -15,7 +15,7 @@ from scdd.evals.tables import Entry, Table, number, plain, with_error
 PAPERS_REPAIRS = (Repair().name, Repair(nucleus=True).name)
 
 
-def correction_table(cells: Sequence[Cell]) -> Table:
+def correction_table(cells: Sequence[Measurement]) -> Table:
     """`tab:correction_rate`, with the intrinsic rate and the excess that the paper leaves out."""
     judged = any("judge" in cell.result for cell in cells)
     rows = []
@@ -48,14 +48,16 @@ def correction_table(cells: Sequence[Cell]) -> Table:
     return Table("Self-correction", head, rows, notes)
 
 
-def _ordered(cells: Sequence[Cell], place: Callable[[Cell], Any]) -> list[tuple[Cell, str]]:
+def _ordered(
+    cells: Sequence[Measurement], place: Callable[[Measurement], Any]
+) -> list[tuple[Measurement, str]]:
     """Cells with their names: systems in the order in which they came, each by its place."""
     systems = list(dict.fromkeys(cell.label for cell in cells))
     named = list(zip(cells, told_apart(cells, place), strict=True))
     return sorted(named, key=lambda pair: (systems.index(pair[0].label), pair[1], place(pair[0])))
 
 
-def _texts(cells: Sequence[Cell]) -> str:
+def _texts(cells: Sequence[Measurement]) -> str:
     """How many samples each number is over."""
     return f"{joined([str(cell.settings['num']) for cell in cells])} texts for each number"
 
@@ -77,7 +79,7 @@ def _ppl(found: dict[str, Any]) -> str:
     return with_error(found["ppl"], found["error"])
 
 
-def recovery_table(cells: Sequence[Cell], compared: bool = True, among: str = "") -> Table:
+def recovery_table(cells: Sequence[Measurement], compared: bool = True, among: str = "") -> Table:
     """`tab:exact-recovery`, with the damage that the paper leaves out; typing errors have the same columns."""
     known = paper()["tab:exact-recovery"]["rows"]
     typing = bool(cells) and cells[0].kind == "typos"
@@ -122,13 +124,13 @@ def recovery_table(cells: Sequence[Cell], compared: bool = True, among: str = ""
     return Table(title + among, head, rows, notes)
 
 
-def _repair_order(cell: Cell) -> tuple[Any, ...]:
+def _repair_order(cell: Measurement) -> tuple[Any, ...]:
     """By the way of repair, and the number of errors."""
     asked = cell.settings
     return asked.get("threshold") or 0.0, asked["last"], asked["steps"], asked["count"]
 
 
-def zero_shot_table(cells: Sequence[Cell]) -> Table:
+def zero_shot_table(cells: Sequence[Measurement]) -> Table:
     """`tab:benchmark_accuracy`: accuracies in percent with their errors over questions."""
     known = paper()["tab:benchmark_accuracy"]
     columns = [task for task in known["columns"][:-1] if any(task in cell.result["tasks"] for cell in cells)]
@@ -152,7 +154,7 @@ def zero_shot_table(cells: Sequence[Cell]) -> Table:
     return Table("Zero-shot accuracy", ["system", *columns, *more, "mean"], rows, notes)
 
 
-def judge_table(cells: Sequence[Cell]) -> Table:
+def judge_table(cells: Sequence[Measurement]) -> Table:
     """`tab:matched_compact` and `tab:crossratio_compact`: first (second), with the paper's marks."""
     ordered = sorted(cells, key=lambda cell: cell.settings["nfe"])
     columns = [cell.settings["nfe"] for cell in ordered]
@@ -187,7 +189,7 @@ def judge_table(cells: Sequence[Cell]) -> Table:
     return Table(f"LLM as judge: {first} against {second}", ["", *map(str, columns)], rows, notes)
 
 
-def mauve_table(cells: Sequence[Cell]) -> Table:
+def mauve_table(cells: Sequence[Measurement]) -> Table:
     """MAUVE by system and budget; the error is over the seeds of its clustering."""
     rows = [
         [
@@ -207,5 +209,5 @@ def mauve_table(cells: Sequence[Cell]) -> Table:
     return Table("MAUVE", ["system", "evaluations", "MAUVE", "texts", "against", "features"], rows, notes)
 
 
-def _mauve_order(cell: Cell) -> tuple[Any, ...]:
+def _mauve_order(cell: Measurement) -> tuple[Any, ...]:
     return cell.settings["nfe"], text_of(cell), cell.result["features"]

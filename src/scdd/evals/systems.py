@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from scdd.core.errors import UserError
-from scdd.evals.generation import Way
-from scdd.evals.subject import Subject, open_subject
+from scdd.evals.generation import SamplingSpec
+from scdd.evals.subject import EvalModel, open_model
 
 NUMBERS = {"top_p": float, "temperature": float, "top_k": int, "seed": int, "length": int}
 WORDS = ("sampler", "grid", "final", "process")
@@ -23,13 +23,13 @@ class System:
     process: str | None = None
     way: dict[str, Any] = field(default_factory=dict)
 
-    def ways(self, base: Way) -> Way:
+    def ways(self, base: SamplingSpec) -> SamplingSpec:
         """`base` with this system's own choices."""
         return replace(base, **self.way)
 
-    def open(self, device: str | None = None, overrides: Sequence[str] = ()) -> Subject:
+    def open(self, device: str | None = None, overrides: Sequence[str] = ()) -> EvalModel:
         """Load it."""
-        return open_subject(self.source, self.label, process=self.process, device=device, overrides=overrides)
+        return open_model(self.source, self.label, process=self.process, device=device, overrides=overrides)
 
 
 def parse_system(text: str) -> System:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from scdd.core.denoiser import Denoiser
-from scdd.core.rng import Keyed
+from scdd.core.rng import CounterRNG
 from scdd.evals.likelihood import Watch
 from scdd.lm.run import Settings
 from scdd.processes import Process
@@ -61,7 +61,7 @@ def walk(
             settings.sampler,
             settings.grid,
             some,
-            source=Keyed(settings.seed, list(indices[cut]), z.device),
+            source=CounterRNG(settings.seed, list(indices[cut]), z.device),
             frozen=None if frozen is None else frozen[cut],
             filters=settings.filters,
             draws=settings.draws,

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from scdd.core.errors import UserError
 from scdd.evals import benchmarks
-from scdd.evals.cells import ALONE, Cell, Store, gathered, share
-from scdd.evals.likelihood import Looks, Watch, likelihood
-from scdd.evals.subject import Subject
+from scdd.evals.cells import ALONE, Measurement, Store, gathered, share
+from scdd.evals.likelihood import NelboEstimator, Watch, likelihood
+from scdd.evals.subject import EvalModel
 from scdd.objectives import stream
 from scdd.training.parallel import World
 
@@ -34,7 +34,7 @@ class Question(NamedTuple):
 
 
 def answers(
-    subject: Subject,
+    subject: EvalModel,
     questions: Sequence[Question],
     passes: int = 10,
     seed: int = 0,
@@ -43,7 +43,7 @@ def answers(
     watch: Watch | None = None,
 ) -> list[list[Answer]]:
     """The score of every text of every question; each rank scores its share of the questions."""
-    how = Looks(None, passes, "exact", seed)
+    how = NelboEstimator(None, passes, "exact", seed)
     mine = share(len(questions), world)
     rows, indices = [], []
     for question in questions[mine.start : mine.stop]:
@@ -76,7 +76,7 @@ def answers(
     return gathered([[next(flat) for _ in q.texts] for q in questions[mine.start : mine.stop]], world)
 
 
-def framed(subject: Subject, texts: Sequence[str]) -> list[list[int]]:
+def framed(subject: EvalModel, texts: Sequence[str]) -> list[list[int]]:
     """Rows of one question. What is too long loses its beginning, every text as many tokens: they stay aligned."""
     engine = subject.lm.engine
     encoded = engine.tokenizer.encode_batch(list(texts))
@@ -88,7 +88,7 @@ def framed(subject: Subject, texts: Sequence[str]) -> list[list[int]]:
 
 def measure_zero_shot(
     store: Store,
-    subject: Subject,
+    subject: EvalModel,
     tasks: Sequence[str] | None,
     data: str | None,
     passes: int = 10,
@@ -96,7 +96,7 @@ def measure_zero_shot(
     seed: int = 0,
     batch_size: int = 32,
     watch: Watch | None = None,
-) -> Cell:
+) -> Measurement:
     """Accuracies by lm-eval; without `tasks` the paper's seven from the folder `data`."""
     with benchmarks.at(data):
         if not tasks:

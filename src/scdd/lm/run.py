@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from scdd.core.denoiser import Denoiser
-from scdd.core.rng import Keyed
+from scdd.core.rng import CounterRNG
 from scdd.data.tokenizer import TextTokenizer
 from scdd.lm.results import Moment, Sample, Trajectory
 from scdd.lm.rows import Row
@@ -177,7 +177,7 @@ class Run:
         z, frozen, lengths = self._tensors(due)
         samples = tuple(state.index for state, _ in due)
         seeds = [state.seed + GOLDEN * level for state, _ in due]
-        source = Keyed(seeds, samples, self.engine.device)
+        source = CounterRNG(seeds, samples, self.engine.device)
         where = {id(state): place for place, state in enumerate(self._states)}
         places = tuple(where[id(state)] for state, _ in due)
         frames: list[Frame] = []

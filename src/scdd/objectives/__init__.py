@@ -2,25 +2,25 @@
 
 from scdd.objectives.ar import ArObjective
 from scdd.objectives.base import Loss, Objective
+from scdd.objectives.batch_slice import BatchSlice, stream
 from scdd.objectives.diffusion import DiffusionObjective
 from scdd.objectives.elbo import nelbo, reconstruction
-from scdd.objectives.parts import Part, stream
+from scdd.objectives.meter import Estimate, RatioMeter
 from scdd.objectives.prism import PrismObjective
-from scdd.objectives.tally import Estimate, Tally
 from scdd.objectives.times import Adaptive, Density, Power, Times, TimeSampler
 
 __all__ = [
     "Adaptive",
     "ArObjective",
+    "BatchSlice",
     "Density",
     "DiffusionObjective",
     "Estimate",
     "Loss",
     "Objective",
-    "Part",
     "Power",
     "PrismObjective",
-    "Tally",
+    "RatioMeter",
     "TimeSampler",
     "Times",
     "nelbo",

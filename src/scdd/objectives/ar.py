@@ -7,20 +7,22 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from scdd.core import Rows
+from scdd.core import ElboCoefficients
 from scdd.objectives.base import Loss, Objective, counted
-from scdd.objectives.parts import Part
+from scdd.objectives.batch_slice import BatchSlice
 from scdd.ops import elbo
 
 if TYPE_CHECKING:
     from scdd.models.denoiser import Denoiser
 
 
-def cross_entropy_rows(weight: Tensor) -> Rows:
+def cross_entropy_coefficients(weight: Tensor) -> ElboCoefficients:
     """Rows whose loss is −weight·log x_θ(x): no floor (r = ∞) and no other term."""
     zero = torch.zeros_like(weight)
     infinite = torch.full_like(weight, torch.inf)
-    return Rows(log_r=infinite, log_r_t=infinite, w_x=weight, w_z=zero, w_o=zero, w_t=zero, w_e=zero)
+    return ElboCoefficients(
+        log_r=infinite, log_r_t=infinite, w_x=weight, w_z=zero, w_o=zero, w_t=zero, w_e=zero
+    )
 
 
 class ArObjective(Objective):
@@ -29,7 +31,7 @@ class ArObjective(Objective):
     def __init__(self, impl: str = "auto") -> None:
         self.impl = impl
 
-    def loss(self, network: Denoiser, tokens: Tensor, documents: Tensor | None, part: Part) -> Loss:
+    def loss(self, network: Denoiser, tokens: Tensor, documents: Tensor | None, part: BatchSlice) -> Loss:
         """Cross-entropy at every position but the first; also none where the next token begins another document."""
         known = None if documents is None else documents[:, :-1]
         hidden = network.hidden(tokens[:, :-1], None, known)
@@ -40,11 +42,11 @@ class ArObjective(Objective):
         positions = part.total * targets.shape[1]
         head = network.head
         unseen = torch.full_like(targets, head.vocab.mask_id)  # the next token is not an input
-        rows = cross_entropy_rows(real / positions).flatten(targets.shape)
+        rows = cross_entropy_coefficients(real / positions).flatten(targets.shape)
         flat = hidden.flatten(0, 1), head, targets.flatten(), unseen.flatten(), rows
         total, losses = elbo(*flat, impl=self.impl)
         return Loss(total, losses.view(targets.shape).double().sum(1) * positions, real.sum(1))
 
-    def evaluate(self, network: Denoiser, tokens: Tensor, documents: Tensor | None, part: Part) -> Loss:
+    def evaluate(self, network: Denoiser, tokens: Tensor, documents: Tensor | None, part: BatchSlice) -> Loss:
         """The same, which here is exact."""
         return self.loss(network, tokens, documents, part)

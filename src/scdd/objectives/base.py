@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from scdd.objectives.parts import Part
+from scdd.objectives.batch_slice import BatchSlice
 from scdd.objectives.times import Reduce
 
 if TYPE_CHECKING:
@@ -27,11 +27,11 @@ class Objective(ABC):
     """A loss to train on, an honest number to report, and whatever the loss learns about itself on the way."""
 
     @abstractmethod
-    def loss(self, network: Denoiser, tokens: Tensor, documents: Tensor | None, part: Part) -> Loss:
+    def loss(self, network: Denoiser, tokens: Tensor, documents: Tensor | None, part: BatchSlice) -> Loss:
         """What training minimises, at tokens [B, L]; documents [B, L] number each token's document, −1 padding."""
 
     @abstractmethod
-    def evaluate(self, network: Denoiser, tokens: Tensor, documents: Tensor | None, part: Part) -> Loss:
+    def evaluate(self, network: Denoiser, tokens: Tensor, documents: Tensor | None, part: BatchSlice) -> Loss:
         """What is reported: an unbiased estimate of the bound itself, however training weights it."""
 
     def modules(self) -> dict[str, nn.Module]:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from scdd.core import Rows, UserError
+from scdd.core import ElboCoefficients, UserError
 from scdd.core.rng import integers, uniforms
 from scdd.objectives.base import Loss, Objective, counted
-from scdd.objectives.parts import Part
+from scdd.objectives.batch_slice import BatchSlice
 from scdd.objectives.times import Power, Reduce, Times, TimeSampler
 from scdd.ops import elbo
 from scdd.processes import Process
@@ -53,14 +53,14 @@ class DiffusionObjective(Objective):
             )
         self.reported = TimeSampler(Power(_reporting_power(process)), self.times.steps)
 
-    def loss(self, network: Denoiser, tokens: Tensor, documents: Tensor | None, part: Part) -> Loss:
+    def loss(self, network: Denoiser, tokens: Tensor, documents: Tensor | None, part: BatchSlice) -> Loss:
         """The training loss at times drawn for this part."""
         times = self.times.draw(part, tokens.device)
         found = self._at(network, tokens, documents, part, times, self.weighting)
         self.times.observe(times, found.nats / (times.weight * found.tokens).clamp(min=1e-300))
         return found
 
-    def evaluate(self, network: Denoiser, tokens: Tensor, documents: Tensor | None, part: Part) -> Loss:
+    def evaluate(self, network: Denoiser, tokens: Tensor, documents: Tensor | None, part: BatchSlice) -> Loss:
         """An unbiased draw of the NELBO."""
         times = self.reported.draw(part, tokens.device)
         return self._at(network, tokens, documents, part, times, "elbo")
@@ -70,7 +70,7 @@ class DiffusionObjective(Objective):
         network: Denoiser,
         tokens: Tensor,
         documents: Tensor | None,
-        part: Part,
+        part: BatchSlice,
         times: Times,
         weighting: Weighting,
     ) -> Loss:
@@ -93,13 +93,13 @@ class DiffusionObjective(Objective):
         numbers: tuple[Tensor, Tensor],
         positions: int,
         weighting: Weighting,
-    ) -> tuple[Tensor, Rows, Tensor]:
+    ) -> tuple[Tensor, ElboCoefficients, Tensor]:
         """(z_t, rows scaled to the mean over `positions` and flattened, real tokens in each row)."""
         z_t = self.process.corrupt_by(tokens, times.t, *numbers)
         if weighting == "dynamic":
-            rows = self.process.dynamic_rows(tokens, z_t, times.t)
+            rows = self.process.dynamic_coefficients(tokens, z_t, times.t)
         else:
-            rows = self.process.elbo_rows(tokens, z_t, times.t, times.s)
+            rows = self.process.elbo_coefficients(tokens, z_t, times.t, times.s)
         real = counted(tokens, documents)
         scaled = rows.scaled(times.weight[:, None] * real / positions).flatten(tokens.shape)
         return z_t, scaled, real.sum(1)

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from scdd.core import CLEAN
-from scdd.ops.reference.elbo import loss
-from scdd.ops.reference.head import forbid_mask
+from scdd.ops.elbo.reference import loss
+from scdd.ops.head.reference import forbid_mask
 from scdd.processes import Process, Time
 
 
@@ -17,7 +17,7 @@ def nelbo(process: Process, logits: Tensor, x: Tensor, z_t: Tensor, t: Time, s: 
     Exactly the divergence, constants kept, so 0 at x_θ = x; float64 [B, L] from logits [B, L, V]. The diffusion
     term is the sum over all steps of a grid (or the integral over t); `reconstruction` adds the rest, the prior 0.
     """
-    return loss(logits, x, z_t, process.elbo_rows(x, z_t, t, s), process.vocab.mask_id)
+    return loss(logits, x, z_t, process.elbo_coefficients(x, z_t, t, s), process.vocab.mask_id)
 
 
 def reconstruction(process: Process, logits_0: Tensor, x: Tensor, z_0: Tensor, t_0: Time) -> Tensor:

@@ -10,7 +10,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from scdd.core.rng import uniforms
 from scdd.objectives.base import Loss, Objective, counted
-from scdd.objectives.parts import Part
+from scdd.objectives.batch_slice import BatchSlice
 from scdd.objectives.times import TimeSampler
 from scdd.ops import elbo, redraw
 from scdd.processes import Process
@@ -31,7 +31,7 @@ class PrismObjective(Objective):
         self.process, self.quality, self.freeze, self.share = process, quality, freeze, share
         self.times = TimeSampler()
 
-    def loss(self, network: Denoiser, tokens: Tensor, documents: Tensor | None, part: Part) -> Loss:
+    def loss(self, network: Denoiser, tokens: Tensor, documents: Tensor | None, part: BatchSlice) -> Loss:
         """λ·BCE, plus the continuous-time ELBO of the denoiser unless it is frozen."""
         times = self.times.draw(part, tokens.device)
         z_t = self.process.corrupt(tokens, times.t, part.keyed("corrupt", tokens.device))
@@ -41,11 +41,11 @@ class PrismObjective(Objective):
         if self.freeze:
             return judged
         real = counted(tokens, documents) * times.weight[:, None] / (part.total * tokens.shape[1])
-        rows = self.process.elbo_rows(tokens, z_t, times.t).scaled(real).flatten(tokens.shape)
+        rows = self.process.elbo_coefficients(tokens, z_t, times.t).scaled(real).flatten(tokens.shape)
         bound, _ = elbo(hidden.flatten(0, 1), network.head, tokens.flatten(), z_t.flatten(), rows)
         return judged._replace(total=bound + self.share * judged.total)
 
-    def evaluate(self, network: Denoiser, tokens: Tensor, documents: Tensor | None, part: Part) -> Loss:
+    def evaluate(self, network: Denoiser, tokens: Tensor, documents: Tensor | None, part: BatchSlice) -> Loss:
         """The BCE alone, in nats per judged token."""
         return self.loss(network, tokens, documents, part)
 
@@ -61,7 +61,7 @@ class PrismObjective(Objective):
         x: Tensor,
         documents: Tensor | None,
         t: Tensor,
-        part: Part,
+        part: BatchSlice,
     ) -> Loss:
         source = part.keyed("prism", x.device)
         s = t * uniforms((part.count,), source)

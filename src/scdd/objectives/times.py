@@ -25,7 +25,7 @@ from torch import Tensor
 
 from scdd.core import UserError
 from scdd.core.rng import uniforms
-from scdd.objectives.parts import Part
+from scdd.objectives.batch_slice import BatchSlice
 
 Reduce = Callable[[Tensor], None]
 """Sums a tensor over all ranks, in place."""
@@ -51,7 +51,7 @@ class Density(ABC):
         """The share of the draws below t."""
 
     @abstractmethod
-    def inverse(self, t: Tensor) -> Tensor:
+    def importance_weight(self, t: Tensor) -> Tensor:
         """1/p(t), the exact weight of a draw at t."""
 
     def observe(self, times: Times, losses: Tensor) -> None:  # noqa: B027 (fixed densities learn nothing)
@@ -87,7 +87,7 @@ class Power(Density):
         """t^{1/power}."""
         return t ** (1 / self.power)
 
-    def inverse(self, t: Tensor) -> Tensor:
+    def importance_weight(self, t: Tensor) -> Tensor:
         """power·t^{1 − 1/power}."""
         return self.power * t ** (1 - 1 / self.power)
 
@@ -123,10 +123,10 @@ class Adaptive(Density):
         cell, inside = self._cell(t)
         return below[cell] + shares[cell] * inside
 
-    def inverse(self, t: Tensor) -> Tensor:
+    def importance_weight(self, t: Tensor) -> Tensor:
         """dt/dv over the density of v."""
         shares, _ = self._shares(t.device)
-        return self._base.inverse(t) / (shares[self._cell(t)[0]] * self.bins)
+        return self._base.importance_weight(t) / (shares[self._cell(t)[0]] * self.bins)
 
     def observe(self, times: Times, losses: Tensor) -> None:
         """Squares of loss·dt/dv, by cell; as a product with an indicator, whose order of summation is fixed."""
@@ -193,7 +193,7 @@ class TimeSampler:
             )
         self.density, self.steps, self.stratified = density or Power(), steps, stratified
 
-    def draw(self, part: Part, device: torch.device | str = "cpu") -> Times:
+    def draw(self, part: BatchSlice, device: torch.device | str = "cpu") -> Times:
         """Times of this part's rows."""
         u = (
             self._strata(part, device)
@@ -206,12 +206,12 @@ class TimeSampler:
         """The times at shares u of the density, uniform in [0, 1) if the expectation is to be the ELBO."""
         t = self.density.quantile(u)
         if self.steps is None:
-            return Times(t, None, self.density.inverse(t))
+            return Times(t, None, self.density.importance_weight(t))
         before = (t * self.steps).floor().clamp(0, self.steps - 1)
         s, t = before / self.steps, (before + 1) / self.steps
         return Times(t, s, 1 / (self.density.cumulative(t) - self.density.cumulative(s)))
 
-    def _strata(self, part: Part, device: torch.device | str) -> Tensor:
+    def _strata(self, part: BatchSlice, device: torch.device | str) -> Tensor:
         """Row j takes stratum j·stride mod total, all turned by one random angle: any run of rows, a micro-batch or
         a rank's, is spread evenly, and each row alone sees every time alike (rows of a validation text never change).
         """

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from scdd.core import Head
-from scdd.ops.chunked.head import scaled_logits
 from scdd.ops.filters import NO_FILTERS
+from scdd.ops.head.chunked import scaled_logits
 from scdd.ops.logits import chunks, compute_weights
 
 

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from scdd.core import Kernel, Levels, Rows, Transition, UserError, Vocab
+from scdd.core import ElboCoefficients, Kernel, Levels, Transition, UserError, Vocab
 from scdd.core.rng import Randomness, integers, uniforms
 from scdd.processes import elbo
 from scdd.schedules import Schedule, interior
@@ -132,21 +132,21 @@ class Process(ABC):
         away = inflow * odds * (1 - here)
         return away - here * away.sum(-1, keepdim=True)
 
-    def elbo_rows(self, x: Tensor, z_t: Tensor, t: Time, s: Time | None = None) -> Rows:
+    def elbo_coefficients(self, x: Tensor, z_t: Tensor, t: Time, s: Time | None = None) -> ElboCoefficients:
         """Rows of KL(q(z_s | z_t, x) ‖ p_θ(z_s | z_t)), constants kept; without s, of its rate as s → t (`eq:contLoss`).
 
         The loss is exactly 0 at x_θ = x. The diffusion term of `eq:NELBO` is the sum of these over all (s, t) of a
         grid, or the integral of the rate over t.
         """
         if s is not None:
-            return elbo.discrete_rows(self, x, z_t, s, t)
+            return elbo.discrete_coefficients(self, x, z_t, s, t)
         t = self.inside(t)
-        return elbo.divergence_rows(self, x, z_t, t, *elbo.continuous_weights(self, x, z_t, t))
+        return elbo.divergence_coefficients(self, x, z_t, t, *elbo.continuous_weights(self, x, z_t, t))
 
-    def dynamic_rows(self, x: Tensor, z_t: Tensor, t: Time) -> Rows:
-        """The divergences of `elbo_rows` in continuous time under GIDD+'s dynamic weights: no ELBO, but bounded."""
+    def dynamic_coefficients(self, x: Tensor, z_t: Tensor, t: Time) -> ElboCoefficients:
+        """The divergences of `elbo_coefficients` in continuous time under GIDD+'s dynamic weights: no ELBO, but bounded."""
         t = self.inside(t)
-        return elbo.divergence_rows(self, x, z_t, t, *elbo.dynamic_weights(self, x, z_t, t))
+        return elbo.divergence_coefficients(self, x, z_t, t, *elbo.dynamic_weights(self, x, z_t, t))
 
     def inside(self, t: Time) -> Levels:
         """Levels strictly inside (0, 1), where rates are finite."""
@@ -167,7 +167,7 @@ class Process(ABC):
         return f"{type(self).__name__}({self.vocab!r}, {self.schedule!r})"
 
 
-def fall(s: Levels, t: Levels, name: str) -> tuple[Tensor, Tensor]:
+def survival_ratio(s: Levels, t: Levels, name: str) -> tuple[Tensor, Tensor]:
     """(value_t/value_s, 1 − value_t/value_s) of γ or ρ, the ratio 0 where value_s = 0.
 
     The drop from s to t is taken between values or between complements, whichever are smaller: the other
@@ -181,7 +181,7 @@ def fall(s: Levels, t: Levels, name: str) -> tuple[Tensor, Tensor]:
     return torch.where(alive, value_t / divisor, 0.0), torch.where(alive, drop / divisor, 1.0)
 
 
-def slope(at: Levels, name: str) -> Tensor:
+def hazard_rate(at: Levels, name: str) -> Tensor:
     """−γ′/γ or −ρ′/ρ, the rate at which that signal is lost; 0 once it is all gone."""
     value, derivative = getattr(at, name), getattr(at, f"d{name}")
     rate: Tensor = -derivative / torch.where(value > 0, value, torch.inf)

@@ -1,4 +1,4 @@
-"""The ELBO as coefficients: any process's loss is a closed form of log x_θ(x), log x_θ(z_t) and S (`core.Rows`)."""
+"""The ELBO as coefficients: any process's loss is a closed form of log x_θ(x), log x_θ(z_t) and S (`core.ElboCoefficients`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from scdd.core import Levels, Rows
+from scdd.core import ElboCoefficients, Levels
 
 if TYPE_CHECKING:
     from scdd.processes.base import Process, Time
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 MASKED, NOISED, MOST = 2.0, 1.0, 2.0  # GIDD+'s weights on masked and on noised tokens, and their cap
 
 
-def discrete_rows(process: Process, x: Tensor, z_t: Tensor, s: Time, t: Time) -> Rows:
+def discrete_coefficients(process: Process, x: Tensor, z_t: Tensor, s: Time, t: Time) -> ElboCoefficients:
     """KL(q(z_s | z_t, x) ‖ p_θ(z_s | z_t)), the summand of `eq:NELBO`.
 
     The true posterior q(v) takes three values: at v = x, at v = z_t ≠ x, and q_o anywhere else. With the floor
@@ -28,7 +28,7 @@ def discrete_rows(process: Process, x: Tensor, z_t: Tensor, s: Time, t: Time) ->
     alpha, beta = at_s.gamma * at_s.rho, at_s.gamma * at_s.one_minus_rho / process.vocab.K
     stay = row.keep * inverse
     enter = row.other * inverse
-    return Rows(
+    return ElboCoefficients(
         log_r=_log_signal(at_s, process.vocab.K),
         log_r_t=_log_signal(at_t, process.vocab.K),
         w_x=(enter + torch.where(same, stay, 0.0)) * (alpha + beta),
@@ -39,7 +39,9 @@ def discrete_rows(process: Process, x: Tensor, z_t: Tensor, s: Time, t: Time) ->
     )
 
 
-def divergence_rows(process: Process, x: Tensor, z_t: Tensor, t: Time, w_kl: Tensor, w_is: Tensor) -> Rows:
+def divergence_coefficients(
+    process: Process, x: Tensor, z_t: Tensor, t: Time, w_kl: Tensor, w_is: Tensor
+) -> ElboCoefficients:
     """w_kl·KL(f_t(·|x) ‖ f_t(·|x_θ)) + w_is·IS(q_t(z_t|x) ‖ q_t(z_t|x_θ)), f_t = ρ_t·x + (1 − ρ_t)·u.
 
     `eq:contLoss` (`eq:loss_continuous`, which drop constants) and `eq:gidd-loss` are both of this form; IS is the
@@ -50,7 +52,7 @@ def divergence_rows(process: Process, x: Tensor, z_t: Tensor, t: Time, w_kl: Ten
     log_r = _log_signal(at, process.vocab.K)
     floor = at.one_minus_rho / process.vocab.K
     w_is = torch.where(visible & (inverse > 0), w_is, 0.0)
-    return Rows(
+    return ElboCoefficients(
         log_r,
         log_r,
         w_x=w_kl * (at.rho + floor),
@@ -62,7 +64,7 @@ def divergence_rows(process: Process, x: Tensor, z_t: Tensor, t: Time, w_kl: Ten
 
 
 def continuous_weights(process: Process, x: Tensor, z_t: Tensor, t: Time) -> tuple[Tensor, Tensor]:
-    """The weights (w_kl, w_is) that make `divergence_rows` the continuous-time ELBO, from rates alone (`eq:gidd-weight`)."""
+    """The weights (w_kl, w_is) that make `divergence_coefficients` the continuous-time ELBO, from rates alone (`eq:gidd-weight`)."""
     flow, share = _flow(process, z_t, t)
     _, _, inverse = _relations(process, x, z_t, t)
     return flow * inverse * share, flow * inverse

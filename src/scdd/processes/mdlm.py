@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from scdd.core import Kernel, Vocab
-from scdd.processes.base import Process, Time, fall, slope
+from scdd.processes.base import Process, Time, hazard_rate, survival_ratio
 from scdd.schedules import Schedule
 
 
@@ -25,7 +25,7 @@ class MDLM(Process):
 
     def kernel(self, z_t: Tensor, s: Time, t: Time) -> Kernel:
         """`eq:mdlm-forward`: a token stays with probability α_t/α_s, else it is masked."""
-        seen, hidden = fall(self._aligned(s, z_t), self._aligned(t, z_t), "gamma")
+        seen, hidden = survival_ratio(self._aligned(s, z_t), self._aligned(t, z_t), "gamma")
         is_mask = z_t == self.vocab.mask_id
         return Kernel(
             keep=torch.where(is_mask, 0.0, seen),
@@ -35,7 +35,7 @@ class MDLM(Process):
 
     def rates(self, z_t: Tensor, t: Time) -> Kernel:
         """`eq:mdlm_forward_rate_matrix`."""
-        hide = slope(self._aligned(self.inside(t), z_t), "gamma")
+        hide = hazard_rate(self._aligned(self.inside(t), z_t), "gamma")
         is_mask = z_t == self.vocab.mask_id
         return Kernel(
             keep=torch.where(is_mask, 0.0, -hide),

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from scdd.core import Kernel
-from scdd.processes.base import Process, Time, fall, slope
+from scdd.processes.base import Process, Time, hazard_rate, survival_ratio
 
 
 @final
@@ -18,7 +18,10 @@ class SCDD(Process):
     def kernel(self, z_t: Tensor, s: Time, t: Time) -> Kernel:
         """`eq:forward`: tokens keep, jump uniformly or are masked; the mask stays."""
         at_s, at_t = self._aligned(s, z_t), self._aligned(t, z_t)
-        (seen, hidden), (kept, noised) = fall(at_s, at_t, "gamma"), fall(at_s, at_t, "rho")
+        (seen, hidden), (kept, noised) = (
+            survival_ratio(at_s, at_t, "gamma"),
+            survival_ratio(at_s, at_t, "rho"),
+        )
         is_mask = z_t == self.vocab.mask_id
         return Kernel(
             keep=torch.where(is_mask, 0.0, seen * kept),
@@ -29,7 +32,7 @@ class SCDD(Process):
     def rates(self, z_t: Tensor, t: Time) -> Kernel:
         """`eq:forward_rate` (`lem:forward-rate`): masking at −γ′/γ and uniform jumps at −ρ′/ρ, each on its own."""
         at = self._aligned(self.inside(t), z_t)
-        hide, noise = slope(at, "gamma"), slope(at, "rho")
+        hide, noise = hazard_rate(at, "gamma"), hazard_rate(at, "rho")
         is_mask = z_t == self.vocab.mask_id
         return Kernel(
             keep=torch.where(is_mask, 0.0, -hide - noise),

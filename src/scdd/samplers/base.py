@@ -13,7 +13,7 @@ from torch import Tensor
 from scdd.core import Levels, Transition
 from scdd.core.denoiser import Denoiser
 from scdd.core.errors import UserError
-from scdd.core.rng import Keyed, uniforms
+from scdd.core.rng import CounterRNG, uniforms
 from scdd.core.vocab import Vocab
 from scdd.ops import Filters
 from scdd.processes import Process
@@ -38,7 +38,7 @@ class Context:
         process: Process | None,
         filters: Filters,
         draws: Filters,
-        source: Keyed,
+        source: CounterRNG,
         evaluate: Callable[[], Evaluation],
         count: Callable[[], None],
         free: Tensor,

@@ -12,7 +12,7 @@ from torch import Tensor
 from scdd.core import CLEAN, Levels, Transition
 from scdd.core.denoiser import Denoiser
 from scdd.core.errors import UserError
-from scdd.core.rng import Keyed
+from scdd.core.rng import CounterRNG
 from scdd.ops import NO_FILTERS, Filters
 from scdd.processes import Process
 from scdd.samplers.base import Context, Sampler, Tokens
@@ -58,7 +58,7 @@ def drive(
     grid: Sequence[float],
     z: Tensor,
     *,
-    source: Keyed,
+    source: CounterRNG,
     frozen: Tensor | None = None,
     lengths: Sequence[int] | None = None,
     filters: Filters = NO_FILTERS,
@@ -114,7 +114,7 @@ class _Run:
         sampler: Sampler,
         grid: Grid,
         z: Tensor,
-        source: Keyed,
+        source: CounterRNG,
         frozen: Tensor | None,
         lengths: Sequence[int] | None,
         filters: Filters,

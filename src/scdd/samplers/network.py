@@ -5,7 +5,7 @@ is therefore its own group, cut to its own length: alone or in a batch, it goes 
 all rows go together, which is fast and repeats exactly for the same batch; `together=m` evaluates exactly m rows at a time
 (the last group is filled up), and then a sample depends on m and on the padded length only, provided that the library rounds
 a row alike in every place among the m (with 64 rows of the bundled model an H200 does, with 16 it does not; `serve.sharing`
-tries it). The random numbers are the same in every case (`core.rng.Keyed`).
+tries it). The random numbers are the same in every case (`core.rng.CounterRNG`).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import math
 import torch
 from torch import Tensor
 
-from scdd.core.rng import Keyed, integers, uniforms
+from scdd.core.rng import CounterRNG, integers, uniforms
 from scdd.lm import LM
 from scdd.lm.run import windows
 from scdd.ops import Filters
@@ -92,7 +92,7 @@ class Sharing:
 
     def _random(self, size: int, length: int) -> tuple[Tensor, Tensor]:
         """Random rows, half of them masks, and numbers to draw with."""
-        vocab, source = self._lm.tokenizer.vocab, Keyed(length, range(size))
+        vocab, source = self._lm.tokenizer.vocab, CounterRNG(length, range(size))
         tokens = vocab.token(integers(vocab.K, (size, length), source))
         z = torch.where(uniforms((size, length), source) < 0.5, vocab.mask_id, tokens)
         return z.to(self._lm.device), uniforms((size, length), source).to(self._lm.device)
@@ -110,7 +110,7 @@ class Sharing:
         """The head's product for 16, 32, … rows: samplers ask for as many as move, so their number changes all the time."""
         head = self._lm.network.head
         weight, bias = compute_weights(head.weight, head)
-        hidden = uniforms((512, weight.shape[1]), Keyed(0, range(512))).to(weight.dtype) - 0.5
+        hidden = uniforms((512, weight.shape[1]), CounterRNG(0, range(512))).to(weight.dtype) - 0.5
         whole = raw_logits(hidden, weight, bias)
         counts = (EVEN * n for n in (1, 2, 3, 4, 5, 6, 7, 8, 12, 16))
         return all(torch.equal(raw_logits(hidden[:n], weight, bias), whole[:n]) for n in counts)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from scdd.core import UserError
 from scdd.models.blocks import Block
 from scdd.models.compiled import compile_network
-from scdd.objectives import Loss, Objective, Part
+from scdd.objectives import BatchSlice, Loss, Objective
 
 Kind = Literal["none", "ddp", "fsdp"]
 
@@ -31,7 +31,7 @@ class World:
     control: Any = None  # a gloo group: agreeing on the host never waits for the device
 
     @property
-    def leads(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this is the one that writes and prints."""
         return self.rank == 0
 
@@ -48,7 +48,7 @@ class World:
         dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=self.control)
         return tuple(bool(vote) for vote in votes.tolist())
 
-    def tell(self, message: str) -> str:
+    def broadcast(self, message: str) -> str:
         """Rank 0's message, on every rank."""
         box = [message]
         if self.size > 1:
@@ -110,7 +110,9 @@ class Step(nn.Module):
             self.add_module(name, module)
         self.objective, self.bf16, self.ranks = objective, bf16, ranks
 
-    def forward(self, tokens: Tensor, documents: Tensor | None, part: Part, report: bool = False) -> Loss:
+    def forward(
+        self, tokens: Tensor, documents: Tensor | None, part: BatchSlice, report: bool = False
+    ) -> Loss:
         """The loss of this part, or with `report` the number to report; gradients are averaged over ranks later."""
         view = _Mixed(self.network, self.bf16, tokens.device.type)
         objective = self.objective.evaluate if report else self.objective.loss
@@ -154,7 +156,7 @@ class Parallel:
         elif world.kind == "fsdp":
             _shard(step, blocks)
 
-    def __call__(self, tokens: Tensor, documents: Tensor | None, part: Part, last: bool = True) -> Loss:
+    def __call__(self, tokens: Tensor, documents: Tensor | None, part: BatchSlice, last: bool = True) -> Loss:
         """Forward; gradients leave this rank in the backward pass of the `last` part."""
         with contextlib.ExitStack() as stack:
             if isinstance(self._call, nn.parallel.DistributedDataParallel) and not last:
@@ -166,7 +168,7 @@ class Parallel:
             loss.total.backward()  # type: ignore[no-untyped-call]
         return loss
 
-    def report(self, tokens: Tensor, documents: Tensor | None, part: Part) -> Loss:
+    def report(self, tokens: Tensor, documents: Tensor | None, part: BatchSlice) -> Loss:
         """The number to report, without gradients."""
         with torch.no_grad():
             found: Loss = self.step(tokens, documents, part, report=True)

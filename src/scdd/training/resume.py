@@ -59,7 +59,7 @@ class Checkpoints:
 
     def clean(self) -> None:
         """Remove what an interrupted write left behind."""
-        for left in self.folder.glob(".step-*.writing") if self.world.leads else ():
+        for left in self.folder.glob(".step-*.writing") if self.world.is_main else ():
             shutil.rmtree(left, ignore_errors=True)
 
     def require_room(self, size: int) -> None:
@@ -84,7 +84,7 @@ class Checkpoints:
         `weights` are the whole (gathered) ones to publish; `tensors` may be sharded.
         """
         target = self.folder / f"step-{step:08d}"
-        if self.world.leads:
+        if self.world.is_main:
             self.require_room(size_of(weights) + size_of(tensors))
             bundle.write(
                 target,
@@ -96,12 +96,14 @@ class Checkpoints:
                 tokens=int(facts.get("tokens", 0)),
                 network=self.identity.network,
                 extra=self.identity.extra,
-                more=lambda temporary: self._write(self.world.tell(str(temporary / RESUME)), tensors, facts),
+                more=lambda temporary: self._write(
+                    self.world.broadcast(str(temporary / RESUME)), tensors, facts
+                ),
             )
             for old in self._all()[: -self.keep]:
                 shutil.rmtree(old, ignore_errors=True)
         else:
-            self._write(self.world.tell(""), tensors, facts)
+            self._write(self.world.broadcast(""), tensors, facts)
         self.world.wait()
         return target
 
@@ -148,13 +150,13 @@ class Checkpoints:
     def _write(self, place: str, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         """`resume/`, every rank its share."""
         folder = Path(place)
-        if self.world.leads:
+        if self.world.is_main:
             folder.mkdir()
             (folder / FACTS).write_text(json.dumps(dict(facts), indent=1) + "\n", encoding="utf-8")
         if _sharded(tensors):
             self.world.wait()
             _write_shards(folder, _flat(tensors))
-        elif self.world.leads:
+        elif self.world.is_main:
             save_file(
                 {name: t.detach().cpu().contiguous() for name, t in _flat(tensors).items()}, folder / STATE
             )

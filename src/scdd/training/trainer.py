@@ -14,7 +14,7 @@ from torch import Tensor
 from scdd.core import UserError
 from scdd.data.loader import Batch, Loader
 from scdd.models import EMA
-from scdd.objectives import Estimate, Part, Tally, stream
+from scdd.objectives import BatchSlice, Estimate, RatioMeter, stream
 from scdd.training.log import Log
 from scdd.training.optim import Optim, Optimiser
 from scdd.training.parallel import Parallel, whole
@@ -69,7 +69,7 @@ class Trainer:
         self.log = Log()
         self.step, self.tokens = 0, 0
         self.clock = Clock()
-        self.tally = Tally(self.world.device)
+        self.tally = RatioMeter(self.world.device)
         self.bad = torch.full(
             (), -1, dtype=torch.int64, device=self.world.device
         )  # first step that was not finite
@@ -106,7 +106,7 @@ class Trainer:
         """One optimiser step on this rank's rows of the global batch."""
         rows = batch.tokens.shape[0]
         size = min(self.settings.micro_batch_size or rows, rows)
-        whole_part = Part(
+        whole_part = BatchSlice(
             stream(self.settings.seed, "training"),
             self.step,
             self.world.rank * rows,
@@ -154,7 +154,7 @@ class Trainer:
     def _report(self) -> None:
         self.require_finite()
         self.world.reduce(self.tally.sums)
-        seen, self.tally = self.tally.estimate(), Tally(self.world.device)
+        seen, self.tally = self.tally.estimate(), RatioMeter(self.world.device)
         seconds, (tokens, before) = self.clock.seconds, self._logged
         self._logged = (self.tokens, seconds)
         rate = (self.tokens - tokens) / max(seconds - before, 1e-9)
@@ -208,7 +208,7 @@ class Trainer:
         first = step * self.settings.batch_size
         blocks = self.loader.samples(first, first + self.settings.batch_size)
         file = self.checkpoints.folder.parent / f"not-finite-step-{step}.safetensors"
-        if self.world.leads:
+        if self.world.is_main:
             tokens, _ = self.loader.blocks.take(blocks)
             save_file({"tokens": torch.from_numpy(tokens), "blocks": torch.from_numpy(blocks)}, file)
         last = self.checkpoints.latest()
@@ -250,8 +250,8 @@ class Trainer:
             "ema_updates": self.ema.updates if self.ema is not None else 0,
         }
         path = self.checkpoints.save(self.step, self.published(), self.state(), facts)
-        if not self.world.leads:
-            self.tally = Tally(self.world.device)
+        if not self.world.is_main:
+            self.tally = RatioMeter(self.world.device)
         self.log.text(self.step, "notice", f"saved {path}")
 
     def resume(self) -> Path | None:
@@ -271,8 +271,8 @@ class Trainer:
                 if name.startswith("objective.")
             }
         )
-        if not self.world.leads:
-            self.tally = Tally(self.world.device)
+        if not self.world.is_main:
+            self.tally = RatioMeter(self.world.device)
         if self.ema is not None:
             self.ema.updates = int(facts["ema_updates"])
         self.loader.load_state_dict(facts["loader"])

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 
 from scdd.data.loader import Batch
-from scdd.objectives import Estimate, Part, Tally, stream
+from scdd.objectives import BatchSlice, Estimate, RatioMeter, stream
 from scdd.training.parallel import Parallel
 
 
@@ -25,13 +25,15 @@ def validate(
     only, so curves are smooth and comparisons are paired.
     """
     world = parallel.world
-    tally = Tally(world.device)
+    tally = RatioMeter(world.device)
     for number, batch in enumerate(batches):
         count = batch.tokens.shape[0]
         nats = torch.zeros(repeats, count, dtype=torch.float64, device=world.device)
         tokens = torch.zeros_like(nats)
         for look in range(repeats):
-            part = Part(stream(seed, "validation"), number * repeats + look, world.rank * count, count, rows)
+            part = BatchSlice(
+                stream(seed, "validation"), number * repeats + look, world.rank * count, count, rows
+            )
             for first in range(0, count, micro or count):
                 cut = slice(first, min(first + (micro or count), count))
                 documents = None if batch.documents is None else batch.documents[cut]

@@ -12,7 +12,7 @@ from scdd.core.rng import Randomness, uniforms
 from scdd.ops.filters import NO_FILTERS, Filters
 from scdd.ops.impl import choose
 from scdd.ops.logits import compute_weights, evened, raw_logits
-from scdd.ops.reference import redraw as reference
+from scdd.ops.redraw import reference
 
 
 class Draw(NamedTuple):
@@ -43,7 +43,7 @@ def redraw(
     tokens = torch.full(moves.shape, -1, dtype=torch.int64, device=hidden.device)
     log_p = torch.full(moves.shape, -torch.inf, dtype=torch.float32, device=hidden.device)
     if chosen == "triton":
-        from scdd.ops.triton.redraw import row_draw
+        from scdd.ops.redraw.triton import row_draw
 
         if logits is not None:
             row_draw(logits, head, u, z_t, filters, moves, tokens, log_p)
@@ -57,7 +57,7 @@ def redraw(
     elif chosen == "triton":
         some, some_log_p = _picked(hidden[rows], head, u[rows], picked, filters)
     else:
-        from scdd.ops.chunked.redraw import redraw as chunked
+        from scdd.ops.redraw.chunked import redraw as chunked
 
         some, some_log_p = chunked(hidden[rows], head, u[rows], picked, filters)
     tokens[rows], log_p[rows] = some, some_log_p.to(log_p.dtype)
@@ -66,7 +66,7 @@ def redraw(
 
 def _picked(hidden: Tensor, head: Head, u: Tensor, z_t: Tensor | None, filters: Filters) -> Draw:
     """Triton draws at every row of `hidden`, whose logits are made here."""
-    from scdd.ops.triton.redraw import row_draw
+    from scdd.ops.redraw.triton import row_draw
 
     every = torch.ones(hidden.shape[0], dtype=torch.bool, device=hidden.device)
     tokens = torch.empty(hidden.shape[0], dtype=torch.int64, device=hidden.device)

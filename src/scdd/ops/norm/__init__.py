@@ -9,7 +9,7 @@ from torch import Tensor
 
 from scdd.core import UserError
 from scdd.ops.impl import IMPLS
-from scdd.ops.reference import norm as reference
+from scdd.ops.norm import reference
 
 HAS_TRITON = find_spec("triton") is not None  # known before a compiler traces this
 
@@ -27,7 +27,7 @@ def add_norm(
         raise UserError(f"impl is {impl!r}: choose one of {', '.join(IMPLS)}.")
     pays = impl == "auto" and HAS_TRITON and x.is_cuda and torch.is_grad_enabled()
     if delta is not None and (impl == "triton" or pays):
-        from scdd.ops.triton.norm import add_norm as fused
+        from scdd.ops.norm.triton import add_norm as fused
 
         return fused(x, delta, scale, shift)
     return reference.add_norm(x, delta, scale, shift)

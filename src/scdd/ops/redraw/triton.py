@@ -8,8 +8,8 @@ from torch import Tensor
 
 from scdd.core import Head
 from scdd.ops.filters import Filters
-from scdd.ops.triton.head import filter_arguments, threshold_and_total
-from scdd.ops.triton.rows import LN2, load_scores
+from scdd.ops.head.triton import filter_arguments, threshold_and_total
+from scdd.ops.triton_rows import LN2, load_scores
 
 BLOCK = 4096
 WARPS = 8

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from scdd.ops.impl import choose
-from scdd.ops.reference import update as reference
+from scdd.ops.update import reference
 
 
 class Slots(NamedTuple):
@@ -48,7 +48,7 @@ def update(slots: Slots, scale: Tensor, rates: Rates, impl: str = "auto") -> Non
     plain = all(t.dtype == torch.float32 and t.is_contiguous() for group in slots for t in group)
     chosen = choose(impl, slots.weights[0])
     if chosen == "triton" and (plain or impl == "triton"):
-        from scdd.ops.triton.update import update as fused
+        from scdd.ops.update.triton import update as fused
 
         fused(slots, scale, rates)
     else:

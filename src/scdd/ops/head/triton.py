@@ -11,7 +11,7 @@ from torch import Tensor
 
 from scdd.core import Head
 from scdd.ops.filters import Filters
-from scdd.ops.triton.rows import LN2, STAGES, load_scores, log_sum_exp2
+from scdd.ops.triton_rows import LN2, STAGES, load_scores, log_sum_exp2
 
 BLOCK = 2048
 WARPS = 4

@@ -67,7 +67,7 @@ class Transition(NamedTuple):
     mask: Tensor
 
 
-class Rows(NamedTuple):
+class ElboCoefficients(NamedTuple):
     """Coefficients of the per-position ELBO loss, a closed form of log x_θ(x), log x_θ(z_t) and S.
 
     With D(p) = log(1 + r·p), ℓ(p) = D(p) − D(1) (so ℓ(1) = 0; ℓ(p) = log p where r = ∞) and S = Σ_{v≠m} D(x_θ(v)):
@@ -87,12 +87,12 @@ class Rows(NamedTuple):
     w_t: Tensor
     w_e: Tensor
 
-    def scaled(self, weight: Tensor | float) -> Rows:
+    def scaled(self, weight: Tensor | float) -> ElboCoefficients:
         """The rows of weight × loss."""
         return self._replace(
             **{name: getattr(self, name) * weight for name in ("w_x", "w_z", "w_o", "w_t", "w_e")}
         )
 
-    def flatten(self, shape: torch.Size) -> Rows:
+    def flatten(self, shape: torch.Size) -> ElboCoefficients:
         """Every field broadcast to `shape` and flattened to one axis of positions."""
-        return Rows(*(field.expand(shape).reshape(-1) for field in self))
+        return ElboCoefficients(*(field.expand(shape).reshape(-1) for field in self))

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from scdd.core import Head
-from scdd.ops.filters import NO_FILTERS, Filters
-from scdd.ops.reference.filters import filtered
+from scdd.ops.filters import NO_FILTERS, Filters, filtered
 
 
 def logits(hidden: Tensor, head: Head, z_t: Tensor | None = None) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from scdd.core import Rows
+from scdd.core import ElboCoefficients
 
 MOST_LOG_R = 80.0  # exp of it fits in float32; rows without a floor (log_r = ∞) never use r
 
@@ -15,7 +15,7 @@ def row_loss(
     input_bias: Tensor | None,
     x: Tensor,
     z_t: Tensor,
-    rows: Rows,
+    rows: ElboCoefficients,
     mask_id: int,
     with_grad: bool,
 ) -> Tensor:
@@ -56,9 +56,9 @@ def _gradient(
 
 
 def closed_form(
-    rows: Rows, same: Tensor, log_p_x: Tensor, log_p_z: Tensor, S: Tensor
+    rows: ElboCoefficients, same: Tensor, log_p_x: Tensor, log_p_z: Tensor, S: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(Losses, their derivatives by log x_θ(x), by log x_θ(z_t)); that by S is −w_o. The formula is `core.Rows`'s."""
+    """(Losses, their derivatives by log x_θ(x), by log x_θ(z_t)); that by S is −w_o. The formula is `core.ElboCoefficients`'s."""
     floor, used = rows.log_r != torch.inf, (rows.w_t != 0) | (rows.w_e != 0)
     log_r = rows.log_r.clamp(max=MOST_LOG_R)
     gain_x = torch.nn.functional.softplus(log_p_x + log_r)

@@ -14,21 +14,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scdd.core import Head, Rows
+from scdd.core import ElboCoefficients, Head
+from scdd.ops.elbo import reference
 from scdd.ops.impl import choose
 from scdd.ops.logits import chunks, compute_weights, raw_logits
-from scdd.ops.reference import elbo as reference
 
-RowLoss = Callable[[Tensor, Tensor | None, Tensor, Tensor, Rows, int, bool], Tensor]
+RowLoss = Callable[[Tensor, Tensor | None, Tensor, Tensor, ElboCoefficients, int, bool], Tensor]
 """(logits, input_bias, x, z_t, rows, mask_id, with_grad) → losses; `logits` becomes its own gradient in place."""
 
 
 def elbo(
-    hidden: Tensor, head: Head, x: Tensor, z_t: Tensor, rows: Rows, impl: str = "auto"
+    hidden: Tensor, head: Head, x: Tensor, z_t: Tensor, rows: ElboCoefficients, impl: str = "auto"
 ) -> tuple[Tensor, Tensor]:
     """(Sum of the per-position losses, with gradients; the losses [N], without).
 
-    hidden [N, D], x and z_t [N], rows of fields [N] (`Process.elbo_rows(...).flatten(...)`, scaled by whatever weights
+    hidden [N, D], x and z_t [N], rows of fields [N] (`Process.elbo_coefficients(...).flatten(...)`, scaled by whatever weights
     the sum is to have). One op serves SCDD, MDLM and GIDD in discrete and continuous time, and plain cross-entropy.
     """
     chosen = choose(impl, hidden)
@@ -41,9 +41,9 @@ def elbo(
 
 def _row_loss(chosen: str) -> RowLoss:
     if chosen == "triton":
-        from scdd.ops.triton.elbo import row_loss
+        from scdd.ops.elbo.triton import row_loss
     else:
-        from scdd.ops.chunked.elbo import row_loss
+        from scdd.ops.elbo.chunked import row_loss
     return row_loss
 
 
@@ -60,17 +60,17 @@ class _Elbo(torch.autograd.Function):
         head: Head,
         x: Tensor,
         z_t: Tensor,
-        rows: Rows,
+        rows: ElboCoefficients,
         row_loss: RowLoss,
     ) -> tuple[Tensor, Tensor]:
         need = tuple(ctx.needs_input_grad[:4])
         grads = _Gradients(hidden, weight, bias, input_bias, need)
         compute, compute_bias = compute_weights(hidden, head)
-        rows = Rows(*(field.to(torch.float32) for field in rows))
+        rows = ElboCoefficients(*(field.to(torch.float32) for field in rows))
         losses = torch.empty(hidden.shape[0], dtype=torch.float32, device=hidden.device)
         for part in chunks(hidden.shape[0], weight.shape[0], hidden):
             logits = raw_logits(hidden[part], compute, compute_bias)
-            cut = Rows(*(field[part] for field in rows))
+            cut = ElboCoefficients(*(field[part] for field in rows))
             losses[part] = row_loss(
                 logits, input_bias, x[part], z_t[part], cut, head.vocab.mask_id, any(need)
             )

@@ -31,7 +31,7 @@ class Estimate(NamedTuple):
         return f"{self.mean:.4f} ± {self.error:.4f} nats/token, PPL {self.ppl:.2f} ± {self.ppl_error:.2f}"
 
 
-class Tally:
+class RatioMeter:
     """Running sums (n, Σk, Σa, Σa², Σak, Σk²) of nats a and tokens k of each sequence; one small tensor, no host sync."""
 
     def __init__(self, device: torch.device | str = "cpu") -> None:

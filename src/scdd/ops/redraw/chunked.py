@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from scdd.core import Head
-from scdd.ops.chunked.head import cut, scaled_logits
 from scdd.ops.filters import Filters
+from scdd.ops.head.chunked import cut, scaled_logits
 from scdd.ops.logits import chunks, compute_weights
-from scdd.ops.reference.redraw import invert
+from scdd.ops.redraw.reference import invert
 
 
 def redraw(

@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from scdd.core import Rows
-from scdd.ops.triton.rows import (
+from scdd.core import ElboCoefficients
+from scdd.ops.triton_rows import (
     LN2,
     LOG2E,
     STAGES,
@@ -29,7 +29,7 @@ def row_loss(
     input_bias: Tensor | None,
     x: Tensor,
     z_t: Tensor,
-    rows: Rows,
+    rows: ElboCoefficients,
     mask_id: int,
     with_grad: bool,
 ) -> Tensor:
@@ -107,7 +107,7 @@ def _row_loss(
         S = tl.sum(sum_log, 0)
         pull = tl.sum(sum_pull, 0)
 
-    # the closed form of core.Rows
+    # the closed form of core.ElboCoefficients
     used = (w_t != 0.0) | (w_e != 0.0)
     y = tl.where(x == z, log_mixture_(log_p_z, log_r_t), softplus_(log_p_z + log_r_t))
     y = tl.where(used, y, 0.0)

@@ -1,4 +1,4 @@
-"""The per-position loss of `core.Rows`, dense and differentiable."""
+"""The per-position loss of `core.ElboCoefficients`, dense and differentiable."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus as torch_softplus
 
-from scdd.core import Head, Rows
-from scdd.ops.reference import head as reference_head
+from scdd.core import ElboCoefficients, Head
+from scdd.ops.head import reference as reference_head
 
 
 class Statistics(NamedTuple):
@@ -20,13 +20,13 @@ class Statistics(NamedTuple):
     S: Tensor  # Σ_{v≠m} log(1 + r·x_θ(v)); 0 where there is no floor
 
 
-def elbo(hidden: Tensor, head: Head, x: Tensor, z_t: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+def elbo(hidden: Tensor, head: Head, x: Tensor, z_t: Tensor, rows: ElboCoefficients) -> tuple[Tensor, Tensor]:
     """(Sum of the losses with gradients, the losses [N] without); hidden [N, D], x and z_t [N], rows [N]."""
     losses = loss(reference_head.logits(hidden, head, z_t), x, z_t, rows, head.vocab.mask_id)
     return losses.sum(), losses.detach()
 
 
-def loss(logits: Tensor, x: Tensor, z_t: Tensor, rows: Rows, mask_id: int) -> Tensor:
+def loss(logits: Tensor, x: Tensor, z_t: Tensor, rows: ElboCoefficients, mask_id: int) -> Tensor:
     """Losses [...] from logits [..., V], differentiable in the logits, whatever rows, z_t and t."""
     log_p = torch.log_softmax(reference_head.forbid_mask(logits.to(torch.float64), mask_id), dim=-1)
     seen = torch.where(z_t == mask_id, x, z_t)
@@ -38,8 +38,8 @@ def loss(logits: Tensor, x: Tensor, z_t: Tensor, rows: Rows, mask_id: int) -> Te
     return position_loss(rows, z_t == x, statistics)
 
 
-def position_loss(rows: Rows, same: Tensor, at: Statistics) -> Tensor:
-    """The closed form in `core.Rows`; unselected branches are made finite first, so that no gradient is 0·∞."""
+def position_loss(rows: ElboCoefficients, same: Tensor, at: Statistics) -> Tensor:
+    """The closed form in `core.ElboCoefficients`; unselected branches are made finite first, so that no gradient is 0·∞."""
     floor, floor_t = rows.log_r != torch.inf, rows.log_r_t != torch.inf
     log_r, log_r_t = _finite(rows.log_r), _finite(rows.log_r_t)
     gain_x = _gain(at.log_p_x, log_r)

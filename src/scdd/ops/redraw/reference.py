@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from scdd.core import Head
-from scdd.ops.filters import NO_FILTERS, Filters
-from scdd.ops.reference.filters import filtered
-from scdd.ops.reference.head import logits
+from scdd.ops.filters import NO_FILTERS, Filters, filtered
+from scdd.ops.head.reference import logits
 
 
 def redraw(

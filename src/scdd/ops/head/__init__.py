@@ -9,9 +9,9 @@ from torch import Tensor
 
 from scdd.core import Head
 from scdd.ops.filters import NO_FILTERS, Filters
+from scdd.ops.head import reference
 from scdd.ops.impl import choose
 from scdd.ops.logits import compute_weights, raw_logits
-from scdd.ops.reference import head as reference
 
 KEEP_BYTES = (
     1 << 30
@@ -39,13 +39,13 @@ def head_stats(
         return HeadStats(*reference.head_stats(hidden, head, z_t, filters), None)
     if chosen == "triton":
         return _on_device(hidden, head, z_t, filters)
-    from scdd.ops.chunked.head import head_stats as chunked
+    from scdd.ops.head.chunked import head_stats as chunked
 
     return HeadStats(*chunked(hidden, head, z_t, filters), None)
 
 
 def _on_device(hidden: Tensor, head: Head, z_t: Tensor, filters: Filters) -> HeadStats:
-    from scdd.ops.triton.head import row_stats
+    from scdd.ops.head.triton import row_stats
 
     weight, bias = compute_weights(hidden, head)
     count, columns = hidden.shape[0], weight.shape[0]

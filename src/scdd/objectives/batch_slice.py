@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from scdd.core.rng import Keyed
+from scdd.core.rng import CounterRNG
 
 
 def stream(seed: int, name: str) -> int:
@@ -16,7 +16,7 @@ def stream(seed: int, name: str) -> int:
 
 
 @dataclass(frozen=True)
-class Part:
+class BatchSlice:
     """Rows first … first + count − 1 of the `total` rows of global batch `step`.
 
     Every number drawn for a row is a function of (seed, step, row), so neither ranks nor micro-batches nor a resumed
@@ -29,17 +29,17 @@ class Part:
     count: int
     total: int
 
-    def keyed(self, use: str, device: torch.device | str) -> Keyed:
+    def keyed(self, use: str, device: torch.device | str) -> CounterRNG:
         """A stream of numbers for each row."""
         rows = torch.arange(self.count, device=device) + (self.step * self.total + self.first)
-        return Keyed(stream(self.seed, use), rows, device)
+        return CounterRNG(stream(self.seed, use), rows, device)
 
-    def shared(self, use: str, device: torch.device | str) -> Keyed:
+    def shared(self, use: str, device: torch.device | str) -> CounterRNG:
         """A stream of numbers that all rows of the global batch share."""
-        return Keyed(
+        return CounterRNG(
             stream(self.seed, use), torch.full((1,), self.step, dtype=torch.int64, device=device), device
         )
 
-    def cut(self, first: int, count: int) -> Part:
+    def cut(self, first: int, count: int) -> BatchSlice:
         """Rows first … of this part, as a part of the same global batch."""
-        return Part(self.seed, self.step, self.first + first, count, self.total)
+        return BatchSlice(self.seed, self.step, self.first + first, count, self.total)

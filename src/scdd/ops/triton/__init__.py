@@ -1,1 +1,0 @@
-"""Triton kernels: one program a row of logits, a few passes over it while it sits in the L2 cache."""
