@@ -19,8 +19,8 @@ from scdd.models.compiled import compile_network
 from scdd.models.dit import SIZES, DiT
 from scdd.models.graphed import Graphed
 from scdd.ops import Filters, head_stats, redraw
-from scdd.processes import SCDD
-from scdd.schedules import Peaked
+from scdd.processes.scdd import SCDD
+from scdd.schedules.peaked import Peaked
 
 
 class Setup:

@@ -15,8 +15,8 @@ from common import measure, parser, report, result
 from scdd.core import ElboCoefficients, Head, Vocab
 from scdd.core.head import padded
 from scdd.ops import elbo
-from scdd.processes import SCDD
-from scdd.schedules import Peaked
+from scdd.processes.scdd import SCDD
+from scdd.schedules.peaked import Peaked
 
 
 class Problem:

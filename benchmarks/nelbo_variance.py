@@ -17,13 +17,13 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from scdd.core.rng import CounterRNG, uniforms
+from scdd.core.rng import CounterRNG, derive_seed, uniforms
 from scdd.evals import likelihood as estimate
 from scdd.evals.likelihood import NelboEstimator, combined, likelihood
 from scdd.evals.subject import open_model
 from scdd.evals.texts import open_stream, rows
-from scdd.objectives import Times, stream
-from scdd.processes import Process
+from scdd.objectives.times import Times
+from scdd.processes.base import Process
 
 
 def uniform_times(
@@ -31,7 +31,7 @@ def uniform_times(
 ) -> list[Times]:
     """Independent uniform i = 1 … T: the exact bound, constants kept, with the reference's spread of times."""
     assert how.steps is not None
-    drawn = uniforms((len(indices), how.looks), CounterRNG(stream(how.seed, "times"), indices, device))
+    drawn = uniforms((len(indices), how.looks), CounterRNG(derive_seed(how.seed, "times"), indices, device))
     before = (drawn * how.steps).floor()
     weight = torch.full((len(indices),), float(how.steps), dtype=torch.float64, device=device)
     return [Times((b + 1) / how.steps, b / how.steps, weight) for b in before.unbind(1)]

@@ -24,13 +24,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from scdd.core import Vocab
 from scdd.core.rng import CounterRNG
-from scdd.models import SIZES, DiT
 from scdd.models.compiled import compile_network
+from scdd.models.dit import SIZES, DiT
 from scdd.models.graphed import Graphed
 from scdd.ops import Filters
-from scdd.processes import GIDD, MDLM, SCDD
-from scdd.samplers import P2, Ancestral, Remdm, drive, grid
-from scdd.schedules import Masked, Peaked
+from scdd.processes.gidd import GIDD
+from scdd.processes.mdlm import MDLM
+from scdd.processes.scdd import SCDD
+from scdd.samplers.ancestral import Ancestral
+from scdd.samplers.drive import drive
+from scdd.samplers.grids import grid
+from scdd.samplers.p2 import P2
+from scdd.samplers.remdm import Remdm
+from scdd.schedules.masked import Masked
+from scdd.schedules.peaked import Peaked
 
 PROCESSES: dict[str, Callable[[Vocab], Any]] = {
     "scdd": lambda vocab: SCDD(vocab, Peaked(p_u=0.2)),

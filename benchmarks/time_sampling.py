@@ -25,12 +25,20 @@ import torch
 from torch import Tensor
 
 from scdd.core import Vocab
+from scdd.core.rng import derive_seed
 from scdd.data.loader import Batch, Loader, validation_batches
 from scdd.data.shards import Shards
-from scdd.models import EMA, DiT, DiTConfig
-from scdd.objectives import Adaptive, BatchSlice, Density, DiffusionObjective, Power, TimeSampler, stream
-from scdd.processes import GIDD, MDLM, SCDD, Process
-from scdd.schedules import Masked, Peaked
+from scdd.models.dit import DiT, DiTConfig
+from scdd.models.ema import EMA
+from scdd.objectives.batch_slice import BatchSlice
+from scdd.objectives.diffusion import DiffusionObjective
+from scdd.objectives.times import Adaptive, Density, Power, TimeSampler
+from scdd.processes.base import Process
+from scdd.processes.gidd import GIDD
+from scdd.processes.mdlm import MDLM
+from scdd.processes.scdd import SCDD
+from scdd.schedules.masked import Masked
+from scdd.schedules.peaked import Peaked
 from scdd.training.optim import Optim, Optimiser
 from scdd.training.parallel import Parallel, Step, World
 from scdd.training.validate import validate
@@ -179,7 +187,7 @@ class Run:
         parallel(
             batch.tokens,
             batch.documents,
-            BatchSlice(stream(self.bench.args.seed, "training"), self.step, 0, rows, rows),
+            BatchSlice(derive_seed(self.bench.args.seed, "training"), self.step, 0, rows, rows),
         )
         self.optimiser.step(self.step, self.ema)
         parallel.step.objective.end_step(lambda tensor: None)

@@ -19,9 +19,15 @@ from scdd.core.head import padded
 from scdd.models.compiled import compile_network
 from scdd.models.dit import SIZES, DiT
 from scdd.models.ema import EMA
-from scdd.objectives import BatchSlice, DiffusionObjective, TimeSampler
-from scdd.processes import GIDD, MDLM, SCDD, Process
-from scdd.schedules import Masked, Peaked
+from scdd.objectives.batch_slice import BatchSlice
+from scdd.objectives.diffusion import DiffusionObjective
+from scdd.objectives.times import TimeSampler
+from scdd.processes.base import Process
+from scdd.processes.gidd import GIDD
+from scdd.processes.mdlm import MDLM
+from scdd.processes.scdd import SCDD
+from scdd.schedules.masked import Masked
+from scdd.schedules.peaked import Peaked
 from scdd.training.optim import Optim, Optimiser
 
 

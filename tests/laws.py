@@ -14,8 +14,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from scdd.core import Levels, Vocab
-from scdd.processes import GIDD, MDLM, SCDD, Process
-from scdd.schedules import Constant, Cosine, Curve, Decoupled, Masked, Peaked, Polynomial, Schedule
+from scdd.processes.base import Process
+from scdd.processes.gidd import GIDD
+from scdd.processes.mdlm import MDLM
+from scdd.processes.scdd import SCDD
+from scdd.schedules.base import Schedule
+from scdd.schedules.curves import Constant, Cosine, Curve, Polynomial
+from scdd.schedules.decoupled import Decoupled
+from scdd.schedules.masked import Masked
+from scdd.schedules.peaked import Peaked
 
 from . import paper
 

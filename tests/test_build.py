@@ -8,12 +8,19 @@ import pytest
 import torch
 
 import scdd
-from scdd import build
+from scdd.assemble import training as build
 from scdd.core import UserError, Vocab
-from scdd.objectives import Adaptive, ArObjective, BatchSlice, DiffusionObjective, Power, PrismObjective
-from scdd.processes import GIDD, MDLM, SCDD
-from scdd.recipe import Recipe, Sampling, from_dict, load, shipped
-from scdd.training import World
+from scdd.objectives.ar import ArObjective
+from scdd.objectives.batch_slice import BatchSlice
+from scdd.objectives.diffusion import DiffusionObjective
+from scdd.objectives.prism import PrismObjective
+from scdd.objectives.times import Adaptive, Power
+from scdd.processes.gidd import GIDD
+from scdd.processes.mdlm import MDLM
+from scdd.processes.scdd import SCDD
+from scdd.recipe import Recipe, from_dict, load, shipped
+from scdd.samplers.options import SamplingOptions
+from scdd.training.parallel import World
 
 GPT2 = Vocab(size=50_258, mask_id=50_257)
 SYSTEMS = ("scdd-0.1", "scdd-0.2", "gidd+-0.1", "gidd+-0.2", "mdlm", "ar")
@@ -56,7 +63,7 @@ def test_paper_recipes_hold_the_paper_s_numbers(corpus: str, system: str) -> Non
     assert (training.ema, training.final_fraction, training.precision) == (0.9999, 0.1, "bf16")
     assert training.muon is None
     kind = "ar" if system == "ar" else "ancestral"
-    assert spec.sampling == Sampling(sampler=type(spec.sampling.sampler)(kind=kind), top_p=0.9)
+    assert spec.sampling == SamplingOptions(sampler=type(spec.sampling.sampler)(kind=kind), top_p=0.9)
     with torch.device("meta"):
         net = build.network(spec, GPT2)
     assert (net.config.depth, net.config.width, net.config.heads, net.config.cond_width) == (12, 768, 12, 128)

@@ -17,8 +17,8 @@ from scdd.bundle.folder import _digest
 from scdd.bundle.packed import SCALE, SMALLEST, TOP
 from scdd.core.errors import UserError
 from scdd.core.vocab import Vocab
-from scdd.models import DiT, QualityHead
-from scdd.models.dit import SIZES
+from scdd.models.dit import SIZES, DiT
+from scdd.models.heads import QualityHead
 
 VOCAB = Vocab(300, 299)
 

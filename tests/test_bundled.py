@@ -9,9 +9,10 @@ import pytest
 import scdd
 from scdd import recipe
 from scdd.cli.demo import PARAGRAPH, damaged
+from scdd.data.options import ShardsOptions
 from scdd.lm import LM
 from scdd.lm.loading import BUNDLED
-from scdd.processes import SCDD
+from scdd.processes.scdd import SCDD
 
 MOST = 32_000_000  # bytes in the repository
 
@@ -31,8 +32,8 @@ def test_its_recipe_is_the_shipped_one() -> None:
     """But for where the data lay and whether a log was kept."""
     shipped = recipe.load("bundled")
     own = recipe.loads((BUNDLED / "recipe.yaml").read_text(encoding="utf-8"))
-    assert isinstance(own.data, recipe.ShardsData)
-    assert isinstance(shipped.data, recipe.ShardsData)
+    assert isinstance(own.data, ShardsOptions)
+    assert isinstance(shipped.data, ShardsOptions)
     same = replace(
         own,
         data=replace(own.data, path=shipped.data.path),

@@ -182,7 +182,7 @@ def test_trace_gif(scdd, tmp_path: Path) -> None:
         (["sample", "--steps", "1000000000000"], "at most"),
         (["sample", "--length", "1000000000000"], "at most"),
         (["sample", "--set", "model.size=small"], "only sampling"),
-        (["sample", "--final", "argmax"], "final step"),
+        (["sample", "--final", "argmax"], "final is"),
         (["sample", "--top-p", "2"], "top_p"),
         (["sample", "--process", "mdlm"], "ρ ≡ 1"),
         (["sample", "--prompt", "x" * 60], "raise length"),

@@ -11,15 +11,16 @@ import pytest
 import torch
 
 import scdd
-from scdd import build, recipe
+from scdd import recipe
+from scdd.assemble import training as build
 from scdd.core import Levels, Transition, UserError
 from scdd.evals.cells import Store
 from scdd.evals.generation import SamplingSpec
 from scdd.evals.measure import measure_samples
 from scdd.evals.subject import open_model
-from scdd.samplers import Context, Sampler
-from scdd.schedules import Schedule
-from scdd.training import World
+from scdd.samplers.base import Context, Sampler
+from scdd.schedules.base import Schedule
+from scdd.training.parallel import World
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -18,9 +18,11 @@ from scdd.lm import LM
 from scdd.lm.loading import BUNDLED
 from scdd.lm.rows import continued, whole, with_spans
 from scdd.lm.run import windows
-from scdd.processes import MDLM, SCDD
-from scdd.samplers import Ancestral
-from scdd.schedules import Masked, Peaked
+from scdd.processes.mdlm import MDLM
+from scdd.processes.scdd import SCDD
+from scdd.samplers.ancestral import Ancestral
+from scdd.schedules.masked import Masked
+from scdd.schedules.peaked import Peaked
 
 from . import tiny
 
@@ -354,7 +356,7 @@ def test_mistakes_are_named(lm: LM, tmp_path: Path) -> None:
         (lambda: lm.generate(1, steps=0), "steps is 0"),
         (lambda: lm.generate(1, length=0), "length is 0"),
         (lambda: lm.generate(1, sampler="ancestrel"), "did you mean ancestral"),
-        (lambda: lm.generate(1, final="argmax"), "final step"),
+        (lambda: lm.generate(1, final="argmax"), "final is"),
         (lambda: lm.generate(1, top_p=1.5), "top_p"),
         (lambda: lm.generate(1, grid="spiral"), "grid"),
         (lambda: lm.generate(1, colour=3), "colour"),

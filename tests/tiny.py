@@ -10,7 +10,8 @@ import torch
 
 from scdd import bundle, recipe
 from scdd.data.tokenizer import TextTokenizer
-from scdd.models import DiT, DiTConfig, QualityHead
+from scdd.models.dit import DiT, DiTConfig
+from scdd.models.heads import QualityHead
 
 TEXT = "The river runs to the sea. The quick brown fox jumps over the lazy dog, and the falcon flies over the river. "
 RECIPE = """

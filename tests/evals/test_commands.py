@@ -25,7 +25,7 @@ from scdd.evals.subject import EvalModel, open_model, weights_hash
 from scdd.evals.systems import parse_system
 from scdd.evals.tables import Entry, Table, number, with_error
 from scdd.lm import LM
-from scdd.models import QualityHead
+from scdd.models.heads import QualityHead
 from tests import tiny
 
 

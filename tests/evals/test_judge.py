@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from scdd import recipe
 from scdd.cli.main import main
 from scdd.core import UserError
 from scdd.evals.answers import ASPECTS, Asker, Server, parse_scores, parse_winner
@@ -21,6 +20,7 @@ from scdd.evals.cells import Store
 from scdd.evals.judge import Matched, denoised, estimate, measure_judge, prompts, verdict
 from scdd.evals.subject import EvalModel, open_model
 from scdd.evals.texts import rows, stream
+from scdd.samplers.options import GridOptions
 from tests import tiny
 
 pytest.importorskip("openai")
@@ -220,7 +220,7 @@ def test_a_system_mends_in_its_own_way(tmp_path: Path, scdd: EvalModel) -> None:
     assert plain.hash != greedy.hash
     assert plain.result["texts"] != greedy.result["texts"]
     edited = replace(scdd, lm=copy(scdd.lm))
-    edited.lm.sampling = replace(scdd.lm.sampling, temperature=0.3, grid=recipe.Grid(kind="quadratic"))
+    edited.lm.sampling = replace(scdd.lm.sampling, temperature=0.3, grid=GridOptions(kind="quadratic"))
     cooler = denoised(store, edited, scdd, some, how)
     assert cooler.hash != plain.hash, "the recipe's temperature is part of what was asked"
     assert (cooler.settings["temperature"], cooler.settings["grid"]) == (0.3, "uniform")

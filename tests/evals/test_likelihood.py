@@ -10,9 +10,11 @@ import torch
 
 from scdd.core import UserError
 from scdd.evals.likelihood import Likelihood, NelboEstimator, combined, dropped, likelihood
-from scdd.objectives import nelbo
-from scdd.processes import GIDD, SCDD, Process
-from scdd.schedules import Peaked
+from scdd.objectives.elbo import nelbo
+from scdd.processes.base import Process
+from scdd.processes.gidd import GIDD
+from scdd.processes.scdd import SCDD
+from scdd.schedules.peaked import Peaked
 from tests import paper
 from tests.evals.worlds import PROCESSES, VOCAB, enumerated, truth, uniform
 from tests.samplers.tables import table

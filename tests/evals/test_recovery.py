@@ -17,8 +17,8 @@ from scdd.evals.subject import EvalModel, open_model
 from scdd.evals.texts import rows, stream
 from scdd.evals.typos import KINDS, Piece, mistype, typed
 from scdd.evals.walk import Engine
-from scdd.processes import SCDD
-from scdd.schedules import Peaked
+from scdd.processes.scdd import SCDD
+from scdd.schedules.peaked import Peaked
 from tests import tiny
 from tests.evals.worlds import uniform
 from tests.samplers.tables import Table, Truth

@@ -7,9 +7,13 @@ import torch
 from torch import Tensor
 
 from scdd.core import Vocab
-from scdd.objectives import nelbo
-from scdd.processes import GIDD, MDLM, SCDD, Process
-from scdd.schedules import Masked, Peaked
+from scdd.objectives.elbo import nelbo
+from scdd.processes.base import Process
+from scdd.processes.gidd import GIDD
+from scdd.processes.mdlm import MDLM
+from scdd.processes.scdd import SCDD
+from scdd.schedules.masked import Masked
+from scdd.schedules.peaked import Peaked
 from tests.samplers.tables import Table, Truth
 
 VOCAB = Vocab(5, 4)

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from scdd.core.errors import UserError
 from scdd.core.vocab import Vocab
-from scdd.models import SIZES, Denoiser, DiT, DiTConfig
 from scdd.models.compiled import compile_network
+from scdd.models.denoiser import Denoiser
+from scdd.models.dit import SIZES, DiT, DiTConfig
 
 VOCAB = Vocab(size=50, mask_id=49)
 CONFIG = DiTConfig(depth=2, width=32, heads=2, cond_width=16)

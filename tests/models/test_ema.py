@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from scdd.core.errors import UserError
-from scdd.models import EMA
+from scdd.models.ema import EMA
 
 
 def module(value: float = 1.0, dtype: torch.dtype = torch.float32) -> nn.Module:

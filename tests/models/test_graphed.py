@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from scdd.core import Vocab
-from scdd.models import SIZES, DiT
+from scdd.models.dit import SIZES, DiT
 from scdd.models.graphed import Graphed
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from scdd.models import QualityHead
+from scdd.models.heads import QualityHead
 
 
 def test_it_starts_undecided_and_learns_a_rule() -> None:

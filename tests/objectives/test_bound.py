@@ -10,9 +10,15 @@ import pytest
 import torch
 
 from scdd.core import Vocab
-from scdd.objectives import nelbo, reconstruction
-from scdd.processes import GIDD, MDLM, SCDD, Process
-from scdd.schedules import Cosine, Decoupled, Masked, Peaked, Polynomial
+from scdd.objectives.elbo import nelbo, reconstruction
+from scdd.processes.base import Process
+from scdd.processes.gidd import GIDD
+from scdd.processes.mdlm import MDLM
+from scdd.processes.scdd import SCDD
+from scdd.schedules.curves import Cosine, Polynomial
+from scdd.schedules.decoupled import Decoupled
+from scdd.schedules.masked import Masked
+from scdd.schedules.peaked import Peaked
 
 from .. import laws, paper
 from ..laws import SCHEDULES, Homemade, at, kind_of

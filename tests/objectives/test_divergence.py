@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from scdd.core import ElboCoefficients, Vocab
-from scdd.objectives import nelbo
+from scdd.objectives.elbo import nelbo
 from scdd.ops.elbo.reference import Statistics, loss, position_loss
-from scdd.processes import GIDD, SCDD, Process
-from scdd.schedules import Peaked
+from scdd.processes.base import Process
+from scdd.processes.gidd import GIDD
+from scdd.processes.scdd import SCDD
+from scdd.schedules.peaked import Peaked
 
 from .. import laws, paper
 from ..laws import INSIDE, PAIRS, at, everywhere, kind_of, moderate, over_processes, slope

@@ -8,12 +8,14 @@ from torch import Tensor
 
 from scdd.core import Head, Vocab
 from scdd.core.head import padded
-from scdd.objectives import nelbo, reconstruction
+from scdd.objectives.elbo import nelbo, reconstruction
 from scdd.ops.elbo.reference import elbo, loss
 from scdd.ops.head import reference as reference_head
-from scdd.processes import GIDD, SCDD, Process
+from scdd.processes.base import Process
 from scdd.processes.dense import kernel_matrix
-from scdd.schedules import Peaked
+from scdd.processes.gidd import GIDD
+from scdd.processes.scdd import SCDD
+from scdd.schedules.peaked import Peaked
 
 from .. import laws
 from ..laws import everywhere, over_processes

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from scdd.core import UserError
-from scdd.objectives import Adaptive, BatchSlice, Density, Power, Times, TimeSampler
+from scdd.objectives.batch_slice import BatchSlice
+from scdd.objectives.times import Adaptive, Density, Power, Times, TimeSampler
 
 ROWS = 1 << 15
 

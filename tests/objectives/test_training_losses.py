@@ -11,22 +11,24 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from scdd.core import Levels, UserError, Vocab
-from scdd.models import DiT, DiTConfig, QualityHead
-from scdd.objectives import (
-    Adaptive,
-    ArObjective,
-    BatchSlice,
-    DiffusionObjective,
-    Objective,
-    Power,
-    PrismObjective,
-    RatioMeter,
-    TimeSampler,
-    nelbo,
-    reconstruction,
-)
-from scdd.processes import GIDD, MDLM, SCDD
-from scdd.schedules import Decoupled, Masked, Peaked, Polynomial, Schedule
+from scdd.models.dit import DiT, DiTConfig
+from scdd.models.heads import QualityHead
+from scdd.objectives.ar import ArObjective
+from scdd.objectives.base import Objective
+from scdd.objectives.batch_slice import BatchSlice
+from scdd.objectives.diffusion import DiffusionObjective
+from scdd.objectives.elbo import nelbo, reconstruction
+from scdd.objectives.meter import RatioMeter
+from scdd.objectives.prism import PrismObjective
+from scdd.objectives.times import Adaptive, Power, TimeSampler
+from scdd.processes.gidd import GIDD
+from scdd.processes.mdlm import MDLM
+from scdd.processes.scdd import SCDD
+from scdd.schedules.base import Schedule
+from scdd.schedules.curves import Polynomial
+from scdd.schedules.decoupled import Decoupled
+from scdd.schedules.masked import Masked
+from scdd.schedules.peaked import Peaked
 
 VOCAB = Vocab(size=12, mask_id=11)
 PROCESSES = {

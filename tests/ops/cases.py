@@ -11,8 +11,14 @@ from torch import Tensor
 
 from scdd.core import ElboCoefficients, Head, Vocab
 from scdd.core.head import padded
-from scdd.processes import GIDD, MDLM, SCDD, Process
-from scdd.schedules import Decoupled, Masked, Peaked, Polynomial
+from scdd.processes.base import Process
+from scdd.processes.gidd import GIDD
+from scdd.processes.mdlm import MDLM
+from scdd.processes.scdd import SCDD
+from scdd.schedules.curves import Polynomial
+from scdd.schedules.decoupled import Decoupled
+from scdd.schedules.masked import Masked
+from scdd.schedules.peaked import Peaked
 
 CUDA = (
     "cuda" if torch.cuda.is_available() else "cpu"

@@ -12,8 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from scdd.core import Vocab
 from scdd.core.rng import CounterRNG, Randomness
-from scdd.processes import GIDD, SCDD, Process
-from scdd.schedules import Peaked
+from scdd.processes.base import Process
+from scdd.processes.gidd import GIDD
+from scdd.processes.scdd import SCDD
+from scdd.schedules.peaked import Peaked
 
 from .. import laws, paper
 from ..laws import at, over_processes

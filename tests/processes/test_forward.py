@@ -10,9 +10,13 @@ import torch
 from hypothesis import given
 
 from scdd.core import CLEAN, UserError, Vocab
-from scdd.processes import GIDD, MDLM, SCDD, Process
+from scdd.processes.base import Process
 from scdd.processes.dense import kernel_matrix, marginal_matrix, rate_matrix
-from scdd.schedules import Masked, Peaked
+from scdd.processes.gidd import GIDD
+from scdd.processes.mdlm import MDLM
+from scdd.processes.scdd import SCDD
+from scdd.schedules.masked import Masked
+from scdd.schedules.peaked import Peaked
 
 from .. import laws, paper
 from ..laws import INSIDE, PAIRS, at, kind_of, moderate, ordinary, over_processes, slope

@@ -9,8 +9,10 @@ import torch
 from mpmath import mp, mpf
 
 from scdd.core import Vocab
-from scdd.processes import GIDD, SCDD, Process
-from scdd.schedules import Peaked
+from scdd.processes.base import Process
+from scdd.processes.gidd import GIDD
+from scdd.processes.scdd import SCDD
+from scdd.schedules.peaked import Peaked
 
 K = 50_257
 P_U = [1e-6, 1e-3, 0.1, 0.5]

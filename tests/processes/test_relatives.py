@@ -8,9 +8,14 @@ import torch
 from torch import Tensor
 
 from scdd.core import Kernel, Vocab
-from scdd.processes import GIDD, MDLM, SCDD, Process
+from scdd.processes.base import Process
 from scdd.processes.dense import kernel_matrix, marginal_matrix, rate_matrix
-from scdd.schedules import Masked, Peaked, Schedule
+from scdd.processes.gidd import GIDD
+from scdd.processes.mdlm import MDLM
+from scdd.processes.scdd import SCDD
+from scdd.schedules.base import Schedule
+from scdd.schedules.masked import Masked
+from scdd.schedules.peaked import Peaked
 
 from .. import laws, paper
 from ..laws import INSIDE, PAIRS, everywhere, tensor

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from scdd.processes import Process
+from scdd.processes.base import Process
 from scdd.processes.dense import bayes
 
 from .. import laws, paper

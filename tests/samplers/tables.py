@@ -12,8 +12,9 @@ from scdd.core import Head, Vocab
 from scdd.core.head import padded
 from scdd.core.rng import CounterRNG
 from scdd.ops import NO_FILTERS, Filters
-from scdd.processes import Process
-from scdd.samplers import Frame, Sampler, drive
+from scdd.processes.base import Process
+from scdd.samplers.base import Sampler
+from scdd.samplers.drive import Frame, drive
 
 Array = NDArray[np.float64]
 

@@ -13,28 +13,30 @@ from torch import Tensor
 
 from scdd.core import CLEAN, UserError, Vocab
 from scdd.core.rng import CounterRNG
-from scdd.models import DiT, DiTConfig, QualityHead
+from scdd.models.dit import DiT, DiTConfig
+from scdd.models.heads import QualityHead
 from scdd.ops import Filters
-from scdd.processes import GIDD, MDLM, SCDD, Process
-from scdd.samplers import (
-    FINALS,
-    KINDS,
-    P2,
-    REMASKED,
-    Ancestral,
-    Ar,
-    Frame,
-    GiddCorrect,
-    Informed,
-    Prism,
-    Remdm,
-    Sampler,
-    Threshold,
-    drive,
-    grid,
-    intrinsic,
-)
-from scdd.schedules import Decoupled, Masked, Peaked, Polynomial
+from scdd.processes.base import Process
+from scdd.processes.gidd import GIDD
+from scdd.processes.mdlm import MDLM
+from scdd.processes.scdd import SCDD
+from scdd.samplers.ancestral import Ancestral
+from scdd.samplers.ar import Ar
+from scdd.samplers.base import Sampler
+from scdd.samplers.drive import KINDS, REMASKED, Frame, drive
+from scdd.samplers.execute import FINALS
+from scdd.samplers.gidd_correct import GiddCorrect
+from scdd.samplers.grids import grid
+from scdd.samplers.informed import Informed
+from scdd.samplers.intrinsic import intrinsic
+from scdd.samplers.p2 import P2
+from scdd.samplers.prism import Prism
+from scdd.samplers.remdm import Remdm
+from scdd.samplers.threshold import Threshold
+from scdd.schedules.curves import Polynomial
+from scdd.schedules.decoupled import Decoupled
+from scdd.schedules.masked import Masked
+from scdd.schedules.peaked import Peaked
 
 from ..laws import Homemade, moderate
 from .tables import Table, Truth, assert_frequencies, table

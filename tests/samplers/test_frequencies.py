@@ -13,9 +13,20 @@ from torch import Tensor
 from scdd.core import Vocab
 from scdd.core.rng import CounterRNG
 from scdd.ops import Filters
-from scdd.processes import GIDD, MDLM, SCDD
-from scdd.samplers import P2, Ancestral, Ar, GiddCorrect, Informed, Prism, Remdm, Threshold, drive
-from scdd.schedules import Masked, Peaked
+from scdd.processes.gidd import GIDD
+from scdd.processes.mdlm import MDLM
+from scdd.processes.scdd import SCDD
+from scdd.samplers.ancestral import Ancestral
+from scdd.samplers.ar import Ar
+from scdd.samplers.drive import drive
+from scdd.samplers.gidd_correct import GiddCorrect
+from scdd.samplers.informed import Informed
+from scdd.samplers.p2 import P2
+from scdd.samplers.prism import Prism
+from scdd.samplers.remdm import Remdm
+from scdd.samplers.threshold import Threshold
+from scdd.schedules.masked import Masked
+from scdd.schedules.peaked import Peaked
 
 from .. import paper
 from ..laws import at

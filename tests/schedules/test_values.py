@@ -11,7 +11,11 @@ from hypothesis import strategies as st
 from mpmath import mp, mpf
 
 from scdd.core import Levels
-from scdd.schedules import Constant, Cosine, Decoupled, Masked, Peaked, Polynomial, Schedule
+from scdd.schedules.base import Schedule
+from scdd.schedules.curves import Constant, Cosine, Polynomial
+from scdd.schedules.decoupled import Decoupled
+from scdd.schedules.masked import Masked
+from scdd.schedules.peaked import Peaked
 
 from ..laws import SCHEDULES, moderate, peaked, schedules
 

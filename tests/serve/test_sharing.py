@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from scdd.lm import LM
-from scdd.models import DiT
+from scdd.models.dit import DiT
 from tests.serve.conftest import Serving
 
 pytest.importorskip("fastapi", reason="needs fastapi: pip install 'scdd[serve]'")

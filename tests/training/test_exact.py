@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from scdd import build
+from scdd.assemble import training as build
 from scdd.recipe import load
-from scdd.training import World, same_bits
+from scdd.training.exact import same_bits
+from scdd.training.parallel import World
 
 
 def test_the_wish_is_heard_and_forgotten() -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 
 from scdd.core import Vocab
-from scdd.models import EMA, SIZES, DiT
-from scdd.training import Optim, Optimiser
+from scdd.models.dit import SIZES, DiT
+from scdd.models.ema import EMA
 from scdd.training.muon import orthogonal
+from scdd.training.optim import Optim, Optimiser
 
 
 def test_all_singular_values_come_near_one_and_the_directions_stay() -> None:

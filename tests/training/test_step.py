@@ -11,11 +11,13 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from scdd import build
-from scdd.objectives import BatchSlice, DiffusionObjective
+from scdd.assemble import training as build
+from scdd.objectives.batch_slice import BatchSlice
+from scdd.objectives.diffusion import DiffusionObjective
 from scdd.recipe import load
-from scdd.training import Optim, Optimiser, World
 from scdd.training.log import Lines, Log, Terminal, describe
+from scdd.training.optim import Optim, Optimiser
+from scdd.training.parallel import World
 
 WAITING = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "unique")
 

@@ -11,12 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from scdd import build, bundle
+from scdd import bundle
+from scdd.assemble import training as build
 from scdd.cli.main import main
 from scdd.data.prepare import Preparation
 from scdd.data.prepare import prepare as run_preparation
 from scdd.recipe import load
-from scdd.training import World
+from scdd.training.parallel import World
 
 from .conftest import curve, weights
 

@@ -22,7 +22,7 @@ PRELOADED = (
     "torch._dynamo",
     "torch.distributed.checkpoint.hf_storage",
     "torch.distributed.fsdp",
-    "scdd.build",
+    "scdd.assemble.training",
     "scdd.cli.train",
 )
 

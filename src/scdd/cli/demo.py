@@ -163,7 +163,8 @@ def _in_place(lm: LM, way: Trajectory, one: Revision) -> Text:
 
 def _rate(lm: LM, sample: Sample) -> str:
     """Measured rate of corrections beside those that the process alone asks for."""
-    from scdd.samplers import grid, intrinsic
+    from scdd.samplers.grids import grid
+    from scdd.samplers.intrinsic import intrinsic
 
     assert lm.process is not None
     own = intrinsic(lm.process, grid(lm.sampling.grid.kind, sample.steps)).corrections

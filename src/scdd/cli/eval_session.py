@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from scdd.evals.systems import System
     from scdd.evals.tables import Table
     from scdd.evals.texts import Rows
-    from scdd.training import World
+    from scdd.training.parallel import World
 
 SYSTEM = "[NAME=]CHECKPOINT[,KEY=VALUE…]"
 Models = Annotated[
@@ -119,7 +119,7 @@ def session(
 ) -> Iterator[Session]:
     """Join the ranks and open the store."""
     from scdd.evals.cells import Store
-    from scdd.training import world
+    from scdd.training.parallel import world
 
     folder = out if out is not None else default_out(models)
     with world("auto", device) as here:
@@ -171,7 +171,8 @@ def stream_of(subject: EvalModel, paths: Sequence[str] | None, field: str) -> tu
     if paths:
         names, places = zip(*map(split_name, paths), strict=True)
         return open_stream(places, subject.lm.tokenizer, field), " + ".join(names)
-    from scdd import build, recipe
+    from scdd import recipe
+    from scdd.assemble import training as build
 
     if subject.recipe is None:
         raise UserError(f"{subject.label} says nothing of its data: name a text with --text.")

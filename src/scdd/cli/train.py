@@ -13,8 +13,9 @@ from scdd.recipe import Recipe, dumps, load, to_dict
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from scdd.build import Corpus
-    from scdd.training import Log, World
+    from scdd.assemble.training import Corpus
+    from scdd.training.log import Log
+    from scdd.training.parallel import World
 
 SAMPLES = 2  # texts logged every training.sample_every steps
 
@@ -57,8 +58,9 @@ def train(
 
 def run(spec: Recipe, out: Path, device: str | None = None) -> None:
     """Train to the end, in this process or as one of torchrun's."""
-    from scdd import build
-    from scdd.training import same_bits, world
+    from scdd.assemble import training as build
+    from scdd.training.exact import same_bits
+    from scdd.training.parallel import world
 
     with same_bits(spec.training.deterministic), world(spec.training.parallel, device) as here:
         log, fresh = None, not (out / "tokenizer.json").exists()
@@ -88,11 +90,11 @@ def _sampler(spec: Recipe, data: Corpus, trainer: Any) -> Callable[[int], list[s
     """A few texts from the network as it is, to be logged as training goes; the same seed every time."""
     import torch
 
-    from scdd import build
+    from scdd.assemble.model import process as process_of
     from scdd.lm import LM
 
     step = trainer.module
-    process = None if spec.process.kind == "ar" else build.process(spec.process, data.tokenizer.vocab)
+    process = None if spec.process.kind == "ar" else process_of(spec.process, data.tokenizer.vocab)
     lm = LM(step.network, process, data.tokenizer, data.length, spec.sampling, getattr(step, "quality", None))
 
     def texts(_: int) -> list[str]:
@@ -133,7 +135,7 @@ def _leaves(tree: Any, path: str = "") -> dict[str, Any]:
 
 def _data(spec: Recipe, out: Path, here: World) -> Corpus:
     """Rank 0 checks every shard and settles the tokenizer; the others then read the same."""
-    from scdd import build
+    from scdd.assemble import training as build
     from scdd.data.files import make_folder
 
     file = out / "tokenizer.json"
@@ -167,7 +169,7 @@ def _write(path: Path, text: str) -> None:
 def _log(spec: Recipe, out: Path, step: int) -> Log:
     from importlib.util import find_spec
 
-    from scdd.training import Lines, Log, Sink, TensorBoard, Terminal, Wandb
+    from scdd.training.log import Lines, Log, Sink, TensorBoard, Terminal, Wandb
 
     training = spec.training
     sinks: list[Sink] = [Lines(out, step)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
 import torch
@@ -43,6 +44,11 @@ class CounterRNG:
         places = torch.arange(torch.Size(shape[1:]).numel(), device=self.keys.device)
         call = _hash(self.keys + _signed(_GOLDEN * self.calls))
         return _hash(call[:, None] ^ _hash(places)[None, :]).reshape(shape)
+
+
+def derive_seed(seed: int, use: str) -> int:
+    """The seed of one named use of a run's randomness: uses never share numbers."""
+    return int.from_bytes(hashlib.blake2b(f"{seed}/{use}".encode(), digest_size=8).digest(), "little")
 
 
 Randomness = torch.Generator | CounterRNG | None

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from scdd.core import Transition
 from scdd.evals import stats
-from scdd.processes import Process
-from scdd.samplers import Context, Grid, Sampler, Tokens, intrinsic
-from scdd.samplers.base import certain
+from scdd.processes.base import Process
+from scdd.samplers.base import Context, Sampler, Tokens, certain
+from scdd.samplers.grids import Grid
+from scdd.samplers.intrinsic import intrinsic
 
 
 @final

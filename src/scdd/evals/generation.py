@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from scdd import build_samplers
+from scdd.assemble import samplers as build_samplers
 from scdd.core.errors import UserError
 from scdd.evals.cells import gathered, share
 from scdd.evals.correction import Uncorrected
@@ -18,7 +18,7 @@ from scdd.evals.subject import EvalModel
 from scdd.evals.walk import Engine, Walked, walk
 from scdd.lm import LM
 from scdd.lm.run import Settings
-from scdd.samplers import Sampler
+from scdd.samplers.base import Sampler
 from scdd.training.parallel import World
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from scdd.core import UserError
-from scdd.core.rng import CounterRNG
+from scdd.core.rng import CounterRNG, derive_seed
 from scdd.evals import stats
 from scdd.evals.answers import ASPECTS, Asker, parse_scores, parse_winner
 from scdd.evals.cells import Measurement, Store, gathered, share
@@ -26,8 +26,7 @@ from scdd.evals.paper import ASSETS
 from scdd.evals.subject import EvalModel
 from scdd.evals.texts import Rows
 from scdd.evals.walk import Engine, walk
-from scdd.objectives import stream
-from scdd.samplers import grid
+from scdd.samplers.grids import grid
 
 CHARACTERS_A_TOKEN = 4.0  # English, for the estimate only
 OWN = {"sampler", "grid", "final", "top_p", "top_k", "temperature"}
@@ -87,14 +86,16 @@ def denoised(
             f"{subject.label} and {noise.label} have other tokenizers: the same noise is not the same text."
         )
 
-    way = SamplingSpec(1, how.nfe, stream(how.seed, "walk"), **{"top_p": how.top_p, "grid": "uniform", **own})
+    way = SamplingSpec(
+        1, how.nfe, derive_seed(how.seed, "walk"), **{"top_p": how.top_p, "grid": "uniform", **own}
+    )
 
     def run() -> dict[str, Any]:
         mine = share(len(rows), store.world)
         engine = subject.lm.engine
         x = torch.tensor(rows.rows[mine.start : mine.stop], device=engine.device).view(len(mine), -1)
         assert noise.process is not None
-        z = noise.process.corrupt(x, how.t, CounterRNG(stream(how.seed, "judge"), list(mine), x.device))
+        z = noise.process.corrupt(x, how.t, CounterRNG(derive_seed(how.seed, "judge"), list(mine), x.device))
         z[:, 0], z[:, -1] = x[:, 0], x[:, -1]
         frozen = torch.zeros_like(z, dtype=torch.bool)
         frozen[:, 0] = frozen[:, -1] = True

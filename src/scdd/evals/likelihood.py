@@ -22,11 +22,14 @@ from torch import Tensor
 
 from scdd.core import UserError
 from scdd.core.denoiser import Denoiser
-from scdd.core.rng import CounterRNG, uniforms
+from scdd.core.rng import CounterRNG, derive_seed, uniforms
 from scdd.evals import stats
-from scdd.objectives import ArObjective, BatchSlice, Power, Times, TimeSampler, stream
+from scdd.objectives.ar import ArObjective
+from scdd.objectives.batch_slice import BatchSlice
+from scdd.objectives.times import Power, Times, TimeSampler
 from scdd.ops import elbo
-from scdd.processes import GIDD, Process
+from scdd.processes.base import Process
+from scdd.processes.gidd import GIDD
 
 Convention = Literal["exact", "reference"]
 Watch = Callable[[int], None]
@@ -187,7 +190,7 @@ def _estimates(
     each = how.looks // REPLICATES
     for look, times in enumerate(_times(process, indices, how, x.device)):
         samples = torch.tensor(indices, device=x.device) * how.looks + look
-        z_t = process.corrupt(x, times.t, CounterRNG(stream(how.seed, "corrupt"), samples, x.device))
+        z_t = process.corrupt(x, times.t, CounterRNG(derive_seed(how.seed, "corrupt"), samples, x.device))
         total[:, look // each] += (
             times.weight * _row_losses(denoiser, process, x, z_t, documents, times, how) / each
         )
@@ -198,7 +201,7 @@ def _times(
     process: Process, indices: Sequence[int], how: NelboEstimator, device: torch.device
 ) -> Iterator[Times]:
     """Times [B] of each look. A replicate's looks share one offset a row, and so divide [0, 1) evenly."""
-    source = CounterRNG(stream(how.seed, "times"), indices, device)
+    source = CounterRNG(derive_seed(how.seed, "times"), indices, device)
     each = how.looks // REPLICATES
     if how.convention == "reference":
         assert how.steps is not None

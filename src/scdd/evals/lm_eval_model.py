@@ -14,11 +14,11 @@ import torch
 from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 
+from scdd.core.rng import derive_seed
 from scdd.evals.cells import ALONE
 from scdd.evals.likelihood import NelboEstimator, Watch, likelihood
 from scdd.evals.subject import EvalModel, open_model
 from scdd.evals.zero_shot import Question, answers
-from scdd.objectives import stream
 from scdd.training.parallel import World
 
 
@@ -91,7 +91,7 @@ class ScddLM(LM):  # type: ignore[misc, unused-ignore]
         for request in requests:
             tokens = engine.tokenizer.encode(request.args[0]) or [engine.tokenizer.eos_id]
             rows = [engine.framed(tokens[i : i + engine.room]) for i in range(0, len(tokens), engine.room)]
-            first = stream(self.seed, f"{request.task_name}/{request.doc_id}") >> 24
+            first = derive_seed(self.seed, f"{request.task_name}/{request.doc_id}") >> 24
             nats = likelihood(
                 engine.denoiser,
                 engine.process,

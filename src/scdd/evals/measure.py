@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from scdd.core.errors import UserError
+from scdd.core.rng import derive_seed
 from scdd.evals import stats
 from scdd.evals.cells import Measurement, Store, gathered, share
 from scdd.evals.correction import rates
@@ -23,7 +24,6 @@ from scdd.evals.subject import EvalModel
 from scdd.evals.texts import Rows
 from scdd.evals.typos import mistype, typed
 from scdd.evals.walk import Engine
-from scdd.objectives import stream
 from scdd.samplers.base import noisy
 
 SHOWN = 4  # texts kept in a cell for the report
@@ -280,7 +280,7 @@ def _repaired(
 ) -> tuple[Any, list[int], list[int]]:
     """(Pieces, tokens with their errors, tokens mended) of one text, alone in its row."""
     engine = subject.lm.engine
-    pieces = mistype(text, count, stream(seed, f"typos {index}"))
+    pieces = mistype(text, count, derive_seed(seed, f"typos {index}"))
     tokens = engine.tokenizer.encode(typed(pieces))
     if len(tokens) > engine.room:
         raise UserError(

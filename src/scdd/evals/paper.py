@@ -8,7 +8,7 @@ from typing import Any
 
 from scdd.evals.subject import EvalModel
 from scdd.recipe.text import parse
-from scdd.schedules import Peaked
+from scdd.schedules.peaked import Peaked
 
 ASSETS = Path(__file__).parent / "assets"
 CORPORA = ("LM1B", "OWT")

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 from scdd.core import UserError, Vocab
-from scdd.core.rng import CounterRNG, integers, uniforms
+from scdd.core.rng import CounterRNG, derive_seed, integers, uniforms
 from scdd.data.tokenizer import TextTokenizer
 from scdd.evals import stats
 from scdd.evals.likelihood import Watch
 from scdd.evals.typos import KINDS, Piece
 from scdd.evals.walk import Engine, walk
 from scdd.lm.run import Settings
-from scdd.objectives import stream
 from scdd.ops import NO_FILTERS, Filters
-from scdd.samplers import Ancestral, Grid, grid
+from scdd.samplers.ancestral import Ancestral
+from scdd.samplers.grids import Grid, grid
 from scdd.samplers.network import Evaluation, groups
 
 COUNTS = (5, 10, 20, 50)
@@ -136,7 +136,7 @@ def recover(
     if framed:
         frozen[:, 0] = frozen[:, -1] = True
     vocab = engine.denoiser.vocab
-    source = CounterRNG(stream(seed, f"recovery {count}"), indices, rows.device)
+    source = CounterRNG(derive_seed(seed, f"recovery {count}"), indices, rows.device)
     noisy, hit = corrupt(rows, count, vocab, source, frozen)
     done = mend(engine, repair, noisy, frozen, indices, seed, batch_size, watch)
     return Repaired(rows.cpu(), noisy.cpu(), done, hit.cpu())
@@ -154,7 +154,7 @@ def mend(
 ) -> Tensor:
     """Rows z [N, L] after the repair, on the CPU."""
     if repair.threshold is None:
-        settings = repair.settings(stream(seed, "repair"), batch_size)
+        settings = repair.settings(derive_seed(seed, "repair"), batch_size)
         return walk(engine, settings, z, frozen, indices, watch, looking=False).tokens
     parts = []
     for start in range(0, len(z), batch_size):

@@ -14,7 +14,7 @@ import torch
 from scdd import bundle
 from scdd.lm import LM, load
 from scdd.lm.loading import BUNDLED
-from scdd.processes import Process
+from scdd.processes.base import Process
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from scdd.core.denoiser import Denoiser
 from scdd.core.rng import CounterRNG
 from scdd.evals.likelihood import Watch
 from scdd.lm.run import Settings
-from scdd.processes import Process
-from scdd.samplers import CORRECTED, REMASKED, UNMASKED, drive
+from scdd.processes.base import Process
+from scdd.samplers.drive import CORRECTED, REMASKED, UNMASKED, drive
 
 
 @dataclass(frozen=True)

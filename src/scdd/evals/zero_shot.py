@@ -11,11 +11,11 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from scdd.core.errors import UserError
+from scdd.core.rng import derive_seed
 from scdd.evals import benchmarks
 from scdd.evals.cells import ALONE, Measurement, Store, gathered, share
 from scdd.evals.likelihood import NelboEstimator, Watch, likelihood
 from scdd.evals.subject import EvalModel
-from scdd.objectives import stream
 from scdd.training.parallel import World
 
 
@@ -48,7 +48,7 @@ def answers(
     rows, indices = [], []
     for question in questions[mine.start : mine.stop]:
         # 40 bits leave room for the passes beside them
-        index = stream(seed, question.key) >> 24
+        index = derive_seed(seed, question.key) >> 24
         for row in framed(subject, question.texts):
             rows.append(row)
             indices.append(index)

@@ -12,7 +12,7 @@ from scdd.lm.results import TokenScore
 from scdd.lm.rows import Row
 from scdd.lm.run import Engine, windows
 from scdd.ops import NO_FILTERS
-from scdd.processes import Process
+from scdd.processes.base import Process
 from scdd.samplers.network import Evaluation, groups
 
 THRESHOLD = 2e-4

@@ -8,14 +8,18 @@ from typing import Any
 
 import torch
 
-from scdd import build, bundle, recipe
+from scdd import bundle, recipe
+from scdd.assemble import model as build
 from scdd.core.errors import UserError
 from scdd.data.tokenizer import TextTokenizer
 from scdd.lm.checks import check_kinds
 from scdd.lm.model import LM
-from scdd.models import DiT, DiTConfig, QualityHead
+from scdd.models.dit import DiT, DiTConfig
+from scdd.models.heads import QualityHead
 from scdd.models.rotary import Rotary
-from scdd.processes import Process
+from scdd.processes.base import Process
+from scdd.processes.options import PROCESSES, AutoregressiveOptions, MdlmOptions, NoisyOptions
+from scdd.samplers.options import SamplingOptions
 
 BUNDLED = Path(__file__).resolve().parent.parent / "assets" / "model"
 CONTEXT = 512  # for converted checkpoints, which do not say how long their rows were
@@ -58,7 +62,7 @@ def load(
     forward = _process(found, spec, process)
     quality = _quality(found, network.config)
     length = context or (spec.data.length if spec is not None else CONTEXT)
-    sampling = spec.sampling if spec is not None else recipe.Sampling()
+    sampling = spec.sampling if spec is not None else SamplingOptions()
     model = LM(network, forward, tokenizer, length, sampling, quality, str(source or "the bundled model"))
     return model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
@@ -125,24 +129,22 @@ def _process(
             f"{found.folder} was trained with {found.extra[build.FOREIGN]}, which its recipe cannot name: "
             "load it from Python with that process, scdd.load(folder, process=…)."
         )
-    if wanted is not None and wanted not in build.PROCESSES:
-        raise UserError(f"There is no process {wanted!r}: choose one of {', '.join(build.PROCESSES)}.")
+    if wanted is not None and wanted not in PROCESSES:
+        raise UserError(f"There is no process {wanted!r}: choose one of {', '.join(PROCESSES)}.")
     if spec is None:
         if wanted is None:
             raise UserError(
                 f"{found.folder} was converted and does not say its process: name it (--process, or process=…), "
-                f"one of {', '.join(build.PROCESSES)}."
+                f"one of {', '.join(PROCESSES)}."
             )
-        section: Any = (
-            recipe.MaskedProcess() if wanted == "mdlm" else recipe.NoisyProcess(kind=_noisy(wanted))
-        )
+        section: Any = MdlmOptions() if wanted == "mdlm" else NoisyOptions(kind=_noisy(wanted))
         return build.process(section, found.vocab)
-    if isinstance(spec.process, recipe.ArProcess):
+    if isinstance(spec.process, AutoregressiveOptions):
         if wanted is not None:
             raise UserError(f"{found.folder} is autoregressive and has no process: leave --process out.")
         return None
     own = build.process(spec.process, found.vocab)
-    return own if wanted is None else build.PROCESSES[wanted](found.vocab, own.schedule)
+    return own if wanted is None else build.process_of_kind(wanted, found.vocab, own.schedule)
 
 
 def _noisy(name: str) -> Any:

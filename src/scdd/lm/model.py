@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from scdd import build_samplers, recipe
+from scdd.assemble import samplers as build_samplers
 from scdd.core.errors import UserError
 from scdd.data.tokenizer import TextTokenizer
 from scdd.lm import rows as make
@@ -16,14 +16,16 @@ from scdd.lm.checks import check_kinds, check_text, texts
 from scdd.lm.judge import THRESHOLD, check_strength, judge, repaired, two_sided
 from scdd.lm.results import Change, Correction, Sample, Score, TokenScore
 from scdd.lm.run import Engine, Run, Settings
-from scdd.models import DiT, QualityHead
 from scdd.models.compiled import compile_network
+from scdd.models.dit import DiT
 from scdd.models.graphed import Graphed
+from scdd.models.heads import QualityHead
 from scdd.ops import NO_FILTERS, Filters
-from scdd.processes import Process
-from scdd.samplers import Ancestral, Sampler
-from scdd.samplers.base import noisy
+from scdd.processes.base import Process
+from scdd.samplers.ancestral import Ancestral
+from scdd.samplers.base import Sampler, noisy
 from scdd.samplers.execute import check_final
+from scdd.samplers.options import ArOptions, GridOptions, SamplerOptions, SamplingOptions
 
 
 class LM:
@@ -40,12 +42,12 @@ class LM:
         process: Process | None,
         tokenizer: TextTokenizer,
         context: int,
-        sampling: recipe.Sampling | None = None,
+        sampling: SamplingOptions | None = None,
         quality: QualityHead | None = None,
         name: str = "model",
     ) -> None:
         self.network, self.process, self.tokenizer, self.context = network, process, tokenizer, context
-        self.sampling = sampling or recipe.Sampling()
+        self.sampling = sampling or SamplingOptions()
         self.quality, self.name = quality, name
         self._graphed: Graphed | None = None
 
@@ -293,7 +295,7 @@ class LM:
         check_final(chosen.final)
         sampler, times = how.pop("sampler", None), how.pop("grid", None)
         if isinstance(times, str):
-            chosen, times = replace(chosen, grid=recipe.Grid(kind=times, start=chosen.grid.start)), None  # type: ignore[arg-type]
+            chosen, times = replace(chosen, grid=GridOptions(kind=times, start=chosen.grid.start)), None  # type: ignore[arg-type]
         options = {k: v for k, v in how.items() if v is not None}
         unknown = set(options) - set(Settings.__dataclass_fields__)
         if unknown:
@@ -308,11 +310,11 @@ class LM:
             **options,
         )
 
-    def sampler_section(self, name: str | None = None) -> recipe.Sampler:
+    def sampler_section(self, name: str | None = None) -> SamplerOptions:
         """The settings of the sampler called `name`, or without a name of the recipe's own."""
         if name is not None:
             return build_samplers.section(name)
-        return recipe.ArSampler() if self.process is None else self.sampling.sampler
+        return ArOptions() if self.process is None else self.sampling.sampler
 
     def _sampler(self, name: str | None) -> Sampler:
         return build_samplers.sampler(self.sampler_section(name), self.quality, self.tokenizer.eos_id)

@@ -16,8 +16,10 @@ from scdd.data.tokenizer import TextTokenizer
 from scdd.lm.results import Moment, Sample, Trajectory
 from scdd.lm.rows import Row
 from scdd.ops import Filters
-from scdd.processes import Process
-from scdd.samplers import Frame, Grid, Sampler, drive
+from scdd.processes.base import Process
+from scdd.samplers.base import Sampler
+from scdd.samplers.drive import Frame, drive
+from scdd.samplers.grids import Grid
 
 GOLDEN = 0x9E3779B97F4A7C15  # sets the windows of one text apart in the random numbers
 

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 
 import torch
 
-from scdd.core.rng import CounterRNG
-
-
-def stream(seed: int, name: str) -> int:
-    """The seed of one named use of a run's randomness: uses never share numbers."""
-    return int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest(), "little")
+from scdd.core.rng import CounterRNG, derive_seed
 
 
 @dataclass(frozen=True)
@@ -32,12 +26,12 @@ class BatchSlice:
     def keyed(self, use: str, device: torch.device | str) -> CounterRNG:
         """A stream of numbers for each row."""
         rows = torch.arange(self.count, device=device) + (self.step * self.total + self.first)
-        return CounterRNG(stream(self.seed, use), rows, device)
+        return CounterRNG(derive_seed(self.seed, use), rows, device)
 
     def shared(self, use: str, device: torch.device | str) -> CounterRNG:
         """A stream of numbers that all rows of the global batch share."""
         return CounterRNG(
-            stream(self.seed, use), torch.full((1,), self.step, dtype=torch.int64, device=device), device
+            derive_seed(self.seed, use), torch.full((1,), self.step, dtype=torch.int64, device=device), device
         )
 
     def cut(self, first: int, count: int) -> BatchSlice:

@@ -8,7 +8,7 @@ from torch import Tensor
 from scdd.core import CLEAN
 from scdd.ops.elbo.reference import loss
 from scdd.ops.head.reference import forbid_mask
-from scdd.processes import Process, Time
+from scdd.processes.base import Process, Time
 
 
 def nelbo(process: Process, logits: Tensor, x: Tensor, z_t: Tensor, t: Time, s: Time | None = None) -> Tensor:

@@ -13,7 +13,7 @@ from scdd.objectives.base import Loss, Objective, counted
 from scdd.objectives.batch_slice import BatchSlice
 from scdd.objectives.times import TimeSampler
 from scdd.ops import elbo, redraw
-from scdd.processes import Process
+from scdd.processes.base import Process
 
 if TYPE_CHECKING:
     from scdd.models.denoiser import Denoiser

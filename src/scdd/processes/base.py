@@ -14,7 +14,7 @@ from torch import Tensor
 from scdd.core import ElboCoefficients, Kernel, Levels, Transition, UserError, Vocab
 from scdd.core.rng import Randomness, integers, uniforms
 from scdd.processes import elbo
-from scdd.schedules import Schedule, interior
+from scdd.schedules.base import Schedule, interior
 
 Time = Tensor | float | Levels
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from scdd.core import Kernel, Vocab
 from scdd.processes.base import Process, Time, hazard_rate, survival_ratio
-from scdd.schedules import Schedule
+from scdd.schedules.base import Schedule
 
 
 @final

@@ -11,7 +11,7 @@ from torch import Tensor
 from scdd.core.errors import UserError
 from scdd.core.rng import uniforms
 from scdd.ops import redraw
-from scdd.processes import Process
+from scdd.processes.base import Process
 from scdd.samplers.base import Context, Sampler, Tokens
 from scdd.samplers.grids import Grid
 

@@ -16,7 +16,7 @@ from scdd.core.errors import UserError
 from scdd.core.rng import CounterRNG, uniforms
 from scdd.core.vocab import Vocab
 from scdd.ops import Filters
-from scdd.processes import Process
+from scdd.processes.base import Process
 from scdd.samplers.grids import Grid
 from scdd.samplers.network import Evaluation
 

@@ -14,7 +14,7 @@ from scdd.core.denoiser import Denoiser
 from scdd.core.errors import UserError
 from scdd.core.rng import CounterRNG
 from scdd.ops import NO_FILTERS, Filters
-from scdd.processes import Process
+from scdd.processes.base import Process
 from scdd.samplers.base import Context, Sampler, Tokens
 from scdd.samplers.execute import carry_out, check_final, expected_moves, finalised
 from scdd.samplers.grids import Grid, checked

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from scdd.core import CLEAN, Levels
-from scdd.processes import Process
+from scdd.processes.base import Process
 from scdd.samplers.grids import checked
 
 MASKED, RIGHT, WRONG = 0, 1, 2

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from scdd.core.errors import UserError
-from scdd.processes import Process
+from scdd.processes.base import Process
 from scdd.samplers.base import Context, Sampler, Tokens, lowest, need_mask_only
 
 

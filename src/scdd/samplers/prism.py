@@ -11,7 +11,7 @@ from torch import Tensor
 
 from scdd.core import Transition
 from scdd.core.errors import UserError
-from scdd.processes import Process
+from scdd.processes.base import Process
 from scdd.samplers.base import Context, Sampler, certain, lowest, need_mask_only
 
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from scdd.core import UserError
 from scdd.schedules.base import interior
+from scdd.schedules.options import ConstantOptions, CosineOptions, PolynomialOptions
 
 
 class CurvePoint(NamedTuple):
@@ -31,7 +31,7 @@ class Curve(ABC):
 
 
 @dataclass(frozen=True)
-class Constant(Curve):
+class Constant(ConstantOptions, Curve):
     """Always 1: as ρ it means no uniform noise (MDLM), as γ no mask (D3PM-uniform, UDLM)."""
 
     def at(self, t: Tensor) -> CurvePoint:
@@ -40,18 +40,8 @@ class Constant(Curve):
 
 
 @dataclass(frozen=True)
-class Polynomial(Curve):
+class Polynomial(PolynomialOptions, Curve):
     """1 − (1 − end)·t^power; power 1 and end 0 is the linear curve 1 − t."""
-
-    power: float = 1.0
-    end: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 0.0 < self.power < math.inf:
-            raise UserError(
-                f"Polynomial.power is {self.power}: choose a positive, finite one, for the curve to start at 1 and fall."
-            )
-        _check_end(self)
 
     def at(self, t: Tensor) -> CurvePoint:
         """Value through expm1, which keeps its digits as t → 1."""
@@ -65,13 +55,8 @@ class Polynomial(Curve):
 
 
 @dataclass(frozen=True)
-class Cosine(Curve):
+class Cosine(CosineOptions, Curve):
     """1 − (1 − end)·sin(πt/2): the field's cosine schedule, 1 − cos(π(1 − t)/2) at end 0."""
-
-    end: float = 0.0
-
-    def __post_init__(self) -> None:
-        _check_end(self)
 
     def at(self, t: Tensor) -> CurvePoint:
         """1 − cos θ as 2 sin²(θ/2), which keeps its digits as t → 1; the plain difference is 1 at t = 0."""
@@ -80,10 +65,3 @@ class Cosine(Curve):
         left = torch.where(t < 0.5, 1.0 - lost, 2.0 * torch.sin(0.25 * math.pi * (1.0 - t)).square())
         slope = -0.5 * math.pi * torch.sin(0.5 * math.pi * (1.0 - t))
         return CurvePoint(self.end + drop * left, drop * lost, drop * slope)
-
-
-def _check_end(curve: Polynomial | Cosine) -> None:
-    if not 0.0 <= curve.end < 1.0:
-        raise UserError(
-            f"{type(curve).__name__}.end is {curve.end}: choose a value in [0, 1), reached at t = 1."
-        )

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import cast
+
 import torch
 from torch import Tensor
 
 from scdd.core import Levels
+from scdd.core.options import component
 from scdd.schedules.base import Schedule
 from scdd.schedules.curves import Curve
+from scdd.schedules.options import CURVES, DecoupledOptions
 
 
-class Decoupled(Schedule):
+@dataclass(frozen=True)
+class Decoupled(DecoupledOptions, Schedule):
     """One curve for masking, one for uniform noise (the two independent rates of `eq:forward_rate`)."""
 
-    def __init__(self, gamma: Curve, rho: Curve) -> None:
-        self.gamma, self.rho = gamma, rho
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("gamma", "rho"):  # a curve of your own is taken as it is
+            given = getattr(self, name)
+            curve = given if isinstance(given, Curve) else component(given, CURVES)
+            object.__setattr__(self, name, curve)
 
     def at(self, t: Tensor) -> Levels:
         """Levels from the two curves."""
         t = t.to(torch.float64)
-        gamma, rho = self.gamma.at(t), self.rho.at(t)
+        gamma, rho = cast(Curve, self.gamma).at(t), cast(Curve, self.rho).at(t)
         return Levels(
             gamma.value, rho.value, gamma.complement, rho.complement, gamma.derivative, rho.derivative
         )

@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch import Tensor
 
-from scdd.core import Levels, UserError
+from scdd.core import Levels
 from scdd.schedules.base import Schedule
-from scdd.schedules.curves import Constant, Cosine, Curve, Polynomial
+from scdd.schedules.curves import Constant, Cosine, Polynomial
 from scdd.schedules.decoupled import Decoupled
+from scdd.schedules.options import MaskedOptions
 
-SHAPES: dict[str, Curve] = {"log-linear": Polynomial(), "linear": Polynomial(), "cosine": Cosine()}
+LINEAR = Decoupled(gamma=Polynomial(), rho=Constant())
+CURVES = {"log-linear": LINEAR, "linear": LINEAR, "cosine": Decoupled(gamma=Cosine(), rho=Constant())}
 
 
-class Masked(Schedule):
+@dataclass(frozen=True)
+class Masked(MaskedOptions, Schedule):
     """γ falls, ρ ≡ 1: the marginals of MDLM, `eq:marginal_mdm` with α = γ.
 
     "log-linear" (MDLM's name: the total noise −log γ is the log of a linear function) and "linear" (MD4's name) are
     one curve, γ = 1 − t. MDLM's ε = 1e-3 kept −log γ finite at t = 1; nothing here needs it, so γ_1 = 0 exactly.
     """
 
-    def __init__(self, shape: str = "log-linear") -> None:
-        if shape not in SHAPES:
-            raise UserError(f"Masked.shape is {shape!r}: choose one of {', '.join(SHAPES)}.")
-        self.shape = shape
-        self._curves = Decoupled(gamma=SHAPES[shape], rho=Constant())
-
     def at(self, t: Tensor) -> Levels:
         """γ by shape, ρ = 1."""
-        return self._curves.at(t)
+        return CURVES[self.shape].at(t)
 
     def __repr__(self) -> str:
         return f"Masked({self.shape!r})"

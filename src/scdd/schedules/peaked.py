@@ -2,38 +2,41 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from scdd.core import Levels, UserError
 from scdd.schedules.base import LEAST_ONSET, Schedule, interior
+from scdd.schedules.options import PeakedOptions
 
 
-class Peaked(Schedule):
+@dataclass(frozen=True)
+class Peaked(PeakedOptions, Schedule):
     """γ_t = (1 + c_t − t)/(1 + c_t), ρ_t = (1 − t)/(1 + c_t − t), c_t = B·t^a·(1 − t)^b.
 
     a = exponent·t_peak, b = exponent·(1 − t_peak); B is set so that the share of uniform noise is p_u at t_peak.
     The marginals are GIDD's (`eq:gidd-noise`). The paper calls the exponent γ.
     """
 
-    def __init__(self, p_u: float = 0.2, exponent: float = 1.0, t_peak: float = 0.5) -> None:
-        if not 0.0 <= p_u < 1.0:
-            raise UserError(f"Peaked.p_u is {p_u}: the peak share of uniform noise must be in [0, 1).")
-        if not exponent > 0.0:
-            raise UserError(
-                f"Peaked.exponent is {exponent}: it must be positive, or noise does not vanish at t = 0."
-            )
-        if not 0.0 < t_peak < 1.0:
-            raise UserError(f"Peaked.t_peak is {t_peak}: the peak must lie strictly between 0 and 1.")
-        if exponent * (1.0 - t_peak) >= 1.0:
-            raise UserError(
-                f"Peaked: exponent·(1 − t_peak) = {exponent * (1.0 - t_peak):g} is not below 1, so ρ_t would not fall "
-                f"to 0 at t = 1; lower exponent below {1.0 / (1.0 - t_peak):g} or raise t_peak."
-            )
-        self.p_u, self.exponent, self.t_peak = p_u, exponent, t_peak
-        self._a, self._b = exponent * t_peak, exponent * (1.0 - t_peak)
-        self._scale: float = p_u / (1.0 - p_u) / (t_peak**self._a * (1.0 - t_peak) ** self._b)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._check_gamma()
+
+    @property
+    def _a(self) -> float:
+        return self.exponent * self.t_peak
+
+    @property
+    def _b(self) -> float:
+        return self.exponent * (1.0 - self.t_peak)
+
+    @property
+    def _scale(self) -> float:
+        """B."""
+        peak: float = self.t_peak**self._a * (1.0 - self.t_peak) ** self._b
+        return self.p_u / (1.0 - self.p_u) / peak
 
     def onset(self) -> float:
         """exponent·t_peak, or 1 of the masks; exactly, since small ones are not to be seen at any time."""

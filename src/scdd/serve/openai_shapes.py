@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from scdd import recipe
+from scdd.samplers.options import SamplerOptions
 from scdd.serve import requests as ask
 
 Stop = Annotated[ask.Text, Field(min_length=1, max_length=256)]
@@ -61,7 +61,7 @@ class Completion(ask.Body):
     """Ignored."""
     steps: ask.Count | None = None
     """Denoising steps."""
-    sampler: ask.SamplerName | recipe.Sampler | None = None
+    sampler: ask.SamplerName | SamplerOptions | None = None
     """A sampler's name, or its section as recipes spell it."""
     grid: Literal["uniform", "quadratic", "cosine"] | None = None
     """Spacing of the times."""

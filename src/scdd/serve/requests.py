@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict
 
-from scdd import recipe
-from scdd.build_samplers import SECTIONS
+from scdd.assemble.samplers import SECTIONS
+from scdd.processes.options import ProcessOptions
+from scdd.samplers.options import SamplerOptions
 
 
 def _is_text(value: str) -> str:
@@ -46,9 +47,9 @@ class How(Body):
     """Steps, each one network evaluation."""
     seed: Seed | None = None
     """The same seed gives the same text, whatever else the server is doing. Left out: a random one, named in the answer."""
-    sampler: SamplerName | recipe.Sampler | None = None
+    sampler: SamplerName | SamplerOptions | None = None
     """A sampler's name, or its section as recipes spell it."""
-    process: Literal["scdd", "gidd", "mdlm"] | recipe.Process | None = None
+    process: Literal["scdd", "gidd", "mdlm"] | ProcessOptions | None = None
     """Another reverse process: by name with the model's own schedule, or a section as recipes spell it."""
     grid: Literal["uniform", "quadratic", "cosine"] | None = None
     """Spacing of the times."""
@@ -100,7 +101,7 @@ class Score(Body):
     """The text."""
     strength: Share = 0.1
     """Noise level to assume of the text: higher doubts more."""
-    process: Literal["scdd", "gidd", "mdlm"] | recipe.Process | None = None
+    process: Literal["scdd", "gidd", "mdlm"] | ProcessOptions | None = None
     """Another reverse process."""
 
 

@@ -18,11 +18,15 @@ from typing import Any
 from fastapi import Request
 from pydantic import TypeAdapter
 
-from scdd import build, build_samplers, recipe
+from scdd import recipe
+from scdd.assemble import model as build
+from scdd.assemble import samplers as build_samplers
 from scdd.core.errors import UserError
 from scdd.lm import LM, Run, Sample
 from scdd.lm.rows import SPAN
-from scdd.samplers import Sampler
+from scdd.processes.options import AutoregressiveOptions, ProcessOptions
+from scdd.samplers.base import Sampler
+from scdd.samplers.options import SamplerOptions
 from scdd.serve import requests as ask
 from scdd.serve.errors import ApiError, beyond, late
 from scdd.serve.jobs import Abandoned, Job, cost
@@ -33,7 +37,7 @@ from scdd.serve.scheduler import Scheduler
 from scdd.serve.sharing import Sharing
 
 VIEWS = 16  # reverse processes that are kept ready
-_PROCESS: TypeAdapter[Any] = TypeAdapter(recipe.Process)
+_PROCESS: TypeAdapter[Any] = TypeAdapter(ProcessOptions)
 
 
 class ClientGone(Exception):
@@ -94,10 +98,10 @@ class Service:
     def _viewed(self, process: Any) -> LM:
         lm = self.lm
         assert lm.process is not None
-        if isinstance(process, recipe.ArProcess):
+        if isinstance(process, AutoregressiveOptions):
             raise UserError("process.kind: ar has no reverse process; choose scdd, gidd or mdlm.")
         if isinstance(process, str):
-            made = build.PROCESSES[process](lm.tokenizer.vocab, lm.process.schedule)
+            made = build.process_of_kind(process, lm.tokenizer.vocab, lm.process.schedule)
         else:
             made = build.process(process, lm.tokenizer.vocab)
         view = copy(lm)
@@ -121,7 +125,7 @@ class Service:
             raise beyond(name, f"has {len(found)} tokens", self.limits.length)
         return found
 
-    def sampler(self, wanted: str | recipe.Sampler | None) -> Sampler | None:
+    def sampler(self, wanted: str | SamplerOptions | None) -> Sampler | None:
         """The sampler that a request names or spells out."""
         if wanted is None:
             return None

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from scdd.core import UserError
 from scdd.models.blocks import Block
 from scdd.models.compiled import compile_network
-from scdd.objectives import BatchSlice, Loss, Objective
+from scdd.objectives.base import Loss, Objective
+from scdd.objectives.batch_slice import BatchSlice
 
 Kind = Literal["none", "ddp", "fsdp"]
 

@@ -12,9 +12,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from scdd.core import UserError
+from scdd.core.rng import derive_seed
 from scdd.data.loader import Batch, Loader
-from scdd.models import EMA
-from scdd.objectives import BatchSlice, Estimate, RatioMeter, stream
+from scdd.models.ema import EMA
+from scdd.objectives.batch_slice import BatchSlice
+from scdd.objectives.meter import Estimate, RatioMeter
 from scdd.training.log import Log
 from scdd.training.optim import Optim, Optimiser
 from scdd.training.parallel import Parallel, whole
@@ -107,7 +109,7 @@ class Trainer:
         rows = batch.tokens.shape[0]
         size = min(self.settings.micro_batch_size or rows, rows)
         whole_part = BatchSlice(
-            stream(self.settings.seed, "training"),
+            derive_seed(self.settings.seed, "training"),
             self.step,
             self.world.rank * rows,
             rows,

@@ -6,8 +6,10 @@ from collections.abc import Iterable
 
 import torch
 
+from scdd.core.rng import derive_seed
 from scdd.data.loader import Batch
-from scdd.objectives import BatchSlice, Estimate, RatioMeter, stream
+from scdd.objectives.batch_slice import BatchSlice
+from scdd.objectives.meter import Estimate, RatioMeter
 from scdd.training.parallel import Parallel
 
 
@@ -32,7 +34,7 @@ def validate(
         tokens = torch.zeros_like(nats)
         for look in range(repeats):
             part = BatchSlice(
-                stream(seed, "validation"), number * repeats + look, world.rank * count, count, rows
+                derive_seed(seed, "validation"), number * repeats + look, world.rank * count, count, rows
             )
             for first in range(0, count, micro or count):
                 cut = slice(first, min(first + (micro or count), count))

@@ -2,92 +2,87 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from annotated_types import Interval
 from pydantic import Discriminator
 
-from scdd.recipe.base import Count, Positive, Section, ShareBelowOne
+from scdd.core.options import Count, Options, Positive, ShareAboveZero, ShareBelowOne
 
 
-@dataclass(frozen=True, kw_only=True)
-class UniformTimes(Section):
+@dataclass(frozen=True)
+class UniformTimesOptions(Options):
     """Every time equally likely and independent, as in the paper."""
 
-    kind: Literal["uniform"] = "uniform"
-    """Which way of drawing times."""
+    kind: Literal["uniform"] = field(default="uniform", kw_only=True, repr=False)
 
 
-@dataclass(frozen=True, kw_only=True)
-class LowDiscrepancyTimes(Section):
+@dataclass(frozen=True)
+class LowDiscrepancyTimesOptions(Options):
     """Uniform, but spread evenly over each batch."""
 
-    kind: Literal["low-discrepancy"] = "low-discrepancy"
-    """Which way of drawing times."""
+    kind: Literal["low-discrepancy"] = field(default="low-discrepancy", kw_only=True, repr=False)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ImportanceTimes(Section):
+@dataclass(frozen=True)
+class ImportanceTimesOptions(Options):
     """t = u^power, spread evenly and weighted by 1/density, so that the objective stays the unbiased ELBO."""
 
-    kind: Literal["importance"] = "importance"
-    """Which way of drawing times."""
+    kind: Literal["importance"] = field(default="importance", kw_only=True, repr=False)
     power: Positive = 2.0
     """Above 1, small times are drawn more often, where the variance of the loss is largest."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class AdaptiveTimes(Section):
+@dataclass(frozen=True)
+class AdaptiveTimesOptions(Options):
     """The density follows the loss's second moments during training, weighted by 1/density."""
 
-    kind: Literal["adaptive"] = "adaptive"
-    """Which way of drawing times."""
+    kind: Literal["adaptive"] = field(default="adaptive", kw_only=True, repr=False)
     power: Positive = 2.0
     """The density starts as t = u^power, and its cells are equal in t^(1/power)."""
     bins: Count = 64
     """Cells of the density."""
     decay: ShareBelowOne = 0.99
     """Memory of the second moments, for each step."""
-    floor: Annotated[float, Interval(gt=0.0, le=1.0)] = 0.1
+    floor: ShareAboveZero = 0.1
     """Share of the draws spread evenly, which bounds the weights."""
 
 
-Times = Annotated[UniformTimes | LowDiscrepancyTimes | ImportanceTimes | AdaptiveTimes, Discriminator("kind")]
+TimesOptions = Annotated[
+    UniformTimesOptions | LowDiscrepancyTimesOptions | ImportanceTimesOptions | AdaptiveTimesOptions,
+    Discriminator("kind"),
+]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ElboObjective(Section):
+@dataclass(frozen=True)
+class ElboOptions(Options):
     """The process's own evidence lower bound."""
 
-    kind: Literal["elbo"] = "elbo"
-    """Which objective."""
+    kind: Literal["elbo"] = field(default="elbo", kw_only=True, repr=False)
     steps: Count | None = 1000
     """Number T of discrete steps in the bound (the paper: 1000); null is continuous time."""
     weighting: Literal["elbo", "dynamic"] = "elbo"
     """elbo: the bound itself; dynamic: GIDD+'s weights (2 on masks, 1 on noise, almost 0 on clean tokens), with steps null."""
-    times: Times = UniformTimes()
+    times: TimesOptions = UniformTimesOptions()
     """How times are drawn."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ArObjective(Section):
+@dataclass(frozen=True)
+class ArOptions(Options):
     """Next-token cross-entropy."""
 
-    kind: Literal["ar"] = "ar"
-    """Which objective."""
+    kind: Literal["ar"] = field(default="ar", kw_only=True, repr=False)
 
 
-@dataclass(frozen=True, kw_only=True)
-class PrismObjective(Section):
+@dataclass(frozen=True)
+class PrismOptions(Options):
     """A per-token quality head on an MDLM, trained to tell right fillings from wrong ones."""
 
-    kind: Literal["prism"] = "prism"
-    """Which objective."""
+    kind: Literal["prism"] = field(default="prism", kw_only=True, repr=False)
     freeze: bool = True
     """Train the head alone; false trains the denoiser with it."""
     share: Positive = 1.0
     """Weight of the head's loss beside the denoiser's, where both are trained."""
 
 
-Objective = Annotated[ElboObjective | ArObjective | PrismObjective, Discriminator("kind")]
+ObjectiveOptions = Annotated[ElboOptions | ArOptions | PrismOptions, Discriminator("kind")]

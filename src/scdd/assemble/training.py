@@ -1,118 +1,68 @@
-"""From a recipe to the things it names. The only file that knows every `kind`: one small table a family."""
+"""From a recipe to a training run: data, objective, network, trainer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from scdd import objectives, processes, recipe, schedules
-from scdd.core import UserError, Vocab
+from scdd.assemble.model import FOREIGN, network, network_config, process
+from scdd.core.errors import UserError
+from scdd.core.rng import derive_seed
+from scdd.core.vocab import Vocab
 from scdd.data.loader import Loader, validation_batches
+from scdd.data.options import ShardsOptions, TextOptions
 from scdd.data.pack import Packing
 from scdd.data.shards import MemoryTokens, Shards, TokenStream, read_manifest
 from scdd.data.texts import read_texts, split_texts
 from scdd.data.tokenizer import TextTokenizer
-from scdd.models import SIZES, DiT, DiTConfig, QualityHead
-from scdd.objectives import Objective, TimeSampler, stream
-from scdd.processes import Process
-from scdd.schedules import Schedule
-from scdd.training import Checkpoints, Identity, Optim, Parallel, Settings, Step, Trainer, World, validate
+from scdd.models.dit import DiT
+from scdd.models.heads import QualityHead
+from scdd.objectives.ar import ArObjective
+from scdd.objectives.base import Objective
+from scdd.objectives.diffusion import DiffusionObjective
+from scdd.objectives.meter import Estimate
+from scdd.objectives.options import ArOptions, PrismOptions
+from scdd.objectives.prism import PrismObjective
+from scdd.objectives.times import Adaptive, Power, TimeSampler
+from scdd.processes.options import AutoregressiveOptions
+from scdd.recipe import Recipe, dumps
+from scdd.training.optim import Optim
+from scdd.training.options import TrainingOptions
+from scdd.training.parallel import Parallel, Step, World
+from scdd.training.resume import Checkpoints, Identity
+from scdd.training.trainer import Settings, Trainer
+from scdd.training.validate import validate
 
-BUNDLED = Path(__file__).parent / "assets" / "wiki"
-FOREIGN = "process"  # where a checkpoint notes a process that is not its recipe's
-
-# -- schedules and processes ------------------------------------------------------------------------------------
-
-CURVES: dict[str, Callable[[Any], schedules.Curve]] = {
-    "constant": lambda spec: schedules.Constant(),
-    "polynomial": lambda spec: schedules.Polynomial(spec.power, spec.end),
-    "cosine": lambda spec: schedules.Cosine(spec.end),
-}
-
-SCHEDULES: dict[str, Callable[[Any], Schedule]] = {
-    "peaked": lambda spec: schedules.Peaked(spec.p_u, spec.exponent, spec.t_peak),
-    "masked": lambda spec: schedules.Masked(spec.shape),
-    "decoupled": lambda spec: schedules.Decoupled(
-        gamma=CURVES[spec.gamma.kind](spec.gamma), rho=CURVES[spec.rho.kind](spec.rho)
-    ),
-}
-
-PROCESSES: dict[str, Callable[[Vocab, Schedule], Process]] = {
-    "scdd": processes.SCDD,
-    "gidd": processes.GIDD,
-    "mdlm": processes.MDLM,
-}
-
-
-def schedule(spec: recipe.Schedule) -> Schedule:
-    """γ_t and ρ_t."""
-    return SCHEDULES[spec.kind](spec)
-
-
-def process(spec: recipe.Process, vocab: Vocab) -> Process:
-    """The forward process; the autoregressive baseline has none."""
-    if isinstance(spec, recipe.ArProcess):
-        raise UserError("process.kind ar has no forward process: choose scdd, mdlm or gidd for diffusion.")
-    return PROCESSES[spec.kind](vocab, schedule(spec.schedule))
-
-
-# -- the network ------------------------------------------------------------------------------------------------
-
-
-def network_config(spec: recipe.Recipe, input_bias: bool = False) -> DiTConfig:
-    """The network's shape; `input_bias` if weights from elsewhere have one, whatever the recipe says."""
-    model = spec.model
-    if model.size == "custom":
-        assert model.depth is not None  # the recipe has checked all three
-        assert model.width is not None
-        assert model.heads is not None
-        shape = DiTConfig(model.depth, model.width, model.heads)
-    else:
-        shape = SIZES[model.size]
-    return replace(
-        shape,
-        cond_width=model.cond_width,
-        time_conditioning=model.time_conditioning,
-        time_input=model.time_input,
-        causal=spec.process.kind == "ar",
-        input_bias=model.input_bias or input_bias,
-    )
-
-
-def network(spec: recipe.Recipe, vocab: Vocab, input_bias: bool = False) -> DiT:
-    """The denoiser with the recipe's seed's weights, drawn on the CPU: the same on every device."""
-    generator = torch.Generator().manual_seed(stream(spec.seed, "weights") >> 1)
-    return DiT(network_config(spec, input_bias), vocab, generator)
-
+BUNDLED = Path(__file__).parent.parent / "assets" / "wiki"
 
 # -- objectives -------------------------------------------------------------------------------------------------
 
 TIMES: dict[str, Callable[[Any, int | None], TimeSampler]] = {
     "uniform": lambda spec, steps: TimeSampler(steps=steps, stratified=False),
     "low-discrepancy": lambda spec, steps: TimeSampler(steps=steps),
-    "importance": lambda spec, steps: TimeSampler(objectives.Power(spec.power), steps),
+    "importance": lambda spec, steps: TimeSampler(Power(spec.power), steps),
     "adaptive": lambda spec, steps: TimeSampler(
-        objectives.Adaptive(spec.power, spec.bins, spec.decay, spec.floor), steps
+        Adaptive(spec.power, spec.bins, spec.decay, spec.floor), steps
     ),
 }
 
 
-def objective(spec: recipe.Recipe, vocab: Vocab) -> Objective:
+def objective(spec: Recipe, vocab: Vocab) -> Objective:
     """What is minimised."""
     aim = spec.objective
-    if isinstance(aim, recipe.ArObjective):
-        return objectives.ArObjective()
+    if isinstance(aim, ArOptions):
+        return ArObjective()
     forward = process(spec.process, vocab)
-    if isinstance(aim, recipe.PrismObjective):
-        generator = torch.Generator().manual_seed(stream(spec.seed, "quality") >> 1)
+    if isinstance(aim, PrismOptions):
+        generator = torch.Generator().manual_seed(derive_seed(spec.seed, "quality") >> 1)
         head = QualityHead(network_config(spec).width, generator=generator)
-        return objectives.PrismObjective(forward, head, aim.freeze, aim.share)
+        return PrismObjective(forward, head, aim.freeze, aim.share)
     times = TIMES[aim.times.kind](aim.times, aim.steps)
-    return objectives.DiffusionObjective(forward, times, aim.weighting, compile=spec.training.compile)
+    return DiffusionObjective(forward, times, aim.weighting, compile=spec.training.compile)
 
 
 # -- data -------------------------------------------------------------------------------------------------------
@@ -129,14 +79,14 @@ class Corpus:
     packing: Packing
 
 
-def corpus(spec: recipe.Recipe, tokenizer: str | None = None, verify: bool = False) -> Corpus:
+def corpus(spec: Recipe, tokenizer: str | None = None, verify: bool = False) -> Corpus:
     """The recipe's data. `tokenizer` is the text of the one that the run already uses; `verify` reads every checksum."""
     return DATA[spec.data.kind](
         spec.data, TextTokenizer(tokenizer) if tokenizer is not None else None, verify
     )
 
 
-def _shards(spec: recipe.ShardsData, known: TextTokenizer | None, verify: bool) -> Corpus:
+def _shards(spec: ShardsOptions, known: TextTokenizer | None, verify: bool) -> Corpus:
     train = Shards(spec.path, "train")
     if known is not None:
         train.require(known)
@@ -147,7 +97,7 @@ def _shards(spec: recipe.ShardsData, known: TextTokenizer | None, verify: bool) 
     return Corpus(train.tokenizer(), train, held, spec.length, _packing(spec))
 
 
-def _text(spec: recipe.TextData, known: TextTokenizer | None, verify: bool) -> Corpus:
+def _text(spec: TextOptions, known: TextTokenizer | None, verify: bool) -> Corpus:
     texts = read_texts(BUNDLED if spec.path == "bundled" else Path(spec.path))
     held, kept = split_texts(texts, spec.valid_fraction)
     if known is None and spec.tokenizer is not None:
@@ -160,7 +110,7 @@ def _text(spec: recipe.TextData, known: TextTokenizer | None, verify: bool) -> C
     return Corpus(known, train, valid, spec.length, _packing(spec))
 
 
-def _packing(spec: recipe.ShardsData | recipe.TextData) -> Packing:
+def _packing(spec: ShardsOptions | TextOptions) -> Packing:
     return "documents" if spec.documents else "wrap"
 
 
@@ -169,7 +119,7 @@ DATA: dict[str, Callable[[Any, TextTokenizer | None, bool], Corpus]] = {"shards"
 # -- training ---------------------------------------------------------------------------------------------------
 
 
-def optim(spec: recipe.Training) -> Optim:
+def optim(spec: TrainingOptions) -> Optim:
     """The optimiser and its learning rates."""
     return Optim(
         steps=spec.steps,
@@ -186,7 +136,7 @@ def optim(spec: recipe.Training) -> Optim:
     )
 
 
-def settings(spec: recipe.Recipe) -> Settings:
+def settings(spec: Recipe) -> Settings:
     """The run's lengths and intervals."""
     training = spec.training
     return Settings(
@@ -203,9 +153,7 @@ def settings(spec: recipe.Recipe) -> Settings:
     )
 
 
-def trainer(
-    spec: recipe.Recipe, run: Path, world: World, data: Corpus, aim: Objective | None = None
-) -> Trainer:
+def trainer(spec: Recipe, run: Path, world: World, data: Corpus, aim: Objective | None = None) -> Trainer:
     """All of a run, on this rank, before anything is resumed.
 
     `aim` is an objective of your own in place of the recipe's, with a schedule or a process that no recipe can name.
@@ -214,7 +162,7 @@ def trainer(
     extra = {} if aim is None else _foreign(spec, vocab, aim)
     aim = aim or objective(spec, vocab)
     net = _started(spec, data.tokenizer, aim) if training.start_from else network(spec, vocab)
-    if isinstance(spec.objective, recipe.PrismObjective) and spec.objective.freeze:
+    if isinstance(spec.objective, PrismOptions) and spec.objective.freeze:
         if not training.start_from:
             raise UserError(
                 "objective.freeze keeps the denoiser as it is, and it is untrained: name a trained mdlm checkpoint in "
@@ -233,30 +181,28 @@ def trainer(
         packing=data.packing,
         device=world.device,
     )
-    identity = Identity(recipe.dumps(spec), data.tokenizer.to_str(), vocab, asdict(net.config), extra)
+    identity = Identity(dumps(spec), data.tokenizer.to_str(), vocab, asdict(net.config), extra)
     checkpoints = Checkpoints(run, identity, world, training.keep_last)
     return Trainer(
         parallel, optim(training), loader, checkpoints, settings(spec), _validation(spec, data, parallel)
     )
 
 
-def _foreign(spec: recipe.Recipe, vocab: Vocab, aim: Objective) -> dict[str, Any]:
+def _foreign(spec: Recipe, vocab: Vocab, aim: Objective) -> dict[str, Any]:
     """The process of an objective, if it is not the recipe's: checkpoints say so, and are not loaded without it."""
     trained = getattr(aim, "process", None)
-    own = None if isinstance(spec.process, recipe.ArProcess) else process(spec.process, vocab)
+    own = None if isinstance(spec.process, AutoregressiveOptions) else process(spec.process, vocab)
     return {} if repr(trained) == repr(own) else {FOREIGN: repr(trained)}
 
 
-def _validation(
-    spec: recipe.Recipe, data: Corpus, parallel: Parallel
-) -> Callable[[], objectives.Estimate] | None:
+def _validation(spec: Recipe, data: Corpus, parallel: Parallel) -> Callable[[], Estimate] | None:
     valid, world, training = data.valid, parallel.world, spec.training
     if valid is None:
         return None
 
     rows = training.batch_size
 
-    def measured() -> objectives.Estimate:
+    def measured() -> Estimate:
         limit = training.validate_batches * rows
         batches = validation_batches(
             valid, data.length, rows, world.rank, world.size, data.packing, limit, world.device
@@ -266,7 +212,7 @@ def _validation(
     return measured
 
 
-def _started(spec: recipe.Recipe, tokenizer: TextTokenizer, aim: Objective) -> DiT:
+def _started(spec: Recipe, tokenizer: TextTokenizer, aim: Objective) -> DiT:
     """The recipe's network with another checkpoint's weights; the process it was trained with does not matter."""
     from scdd import bundle
 

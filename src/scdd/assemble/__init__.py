@@ -1,0 +1,1 @@
+"""From a recipe to the things it names: `model` for whoever samples, `training` for whoever trains."""

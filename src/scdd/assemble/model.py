@@ -1,0 +1,67 @@
+"""From a recipe to a model: its process and its network. Sampling needs this and nothing of `training`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib import import_module
+
+import torch
+
+from scdd.core.errors import UserError
+from scdd.core.options import component
+from scdd.core.rng import derive_seed
+from scdd.core.vocab import Vocab
+from scdd.models.dit import SIZES, DiT, DiTConfig
+from scdd.processes.base import Process
+from scdd.processes.options import PROCESSES, AutoregressiveOptions, ProcessOptions
+from scdd.recipe import Recipe
+from scdd.schedules.base import Schedule
+from scdd.schedules.options import SCHEDULES, ScheduleOptions
+
+FOREIGN = "process"  # where a checkpoint notes a process that is not its recipe's
+
+
+def schedule(options: ScheduleOptions) -> Schedule:
+    """γ_t and ρ_t."""
+    made: Schedule = component(options, SCHEDULES)
+    return made
+
+
+def process_of_kind(kind: str, vocab: Vocab, given: Schedule) -> Process:
+    """The process of that name over a schedule at hand."""
+    module, _, name = PROCESSES[kind].partition(":")
+    made: Process = getattr(import_module(module), name)(vocab, given)
+    return made
+
+
+def process(options: ProcessOptions, vocab: Vocab) -> Process:
+    """The forward process; the autoregressive baseline has none."""
+    if isinstance(options, AutoregressiveOptions):
+        raise UserError("process.kind ar has no forward process: choose scdd, mdlm or gidd for diffusion.")
+    return process_of_kind(options.kind, vocab, schedule(options.schedule))
+
+
+def network_config(spec: Recipe, input_bias: bool = False) -> DiTConfig:
+    """The network's shape; `input_bias` if weights from elsewhere have one, whatever the recipe says."""
+    model = spec.model
+    if model.size == "custom":
+        assert model.depth is not None  # the recipe has checked all three
+        assert model.width is not None
+        assert model.heads is not None
+        shape = DiTConfig(model.depth, model.width, model.heads)
+    else:
+        shape = SIZES[model.size]
+    return replace(
+        shape,
+        cond_width=model.cond_width,
+        time_conditioning=model.time_conditioning,
+        time_input=model.time_input,
+        causal=spec.process.kind == "ar",
+        input_bias=model.input_bias or input_bias,
+    )
+
+
+def network(spec: Recipe, vocab: Vocab, input_bias: bool = False) -> DiT:
+    """The denoiser with the recipe's seed's weights, drawn on the CPU: the same on every device."""
+    generator = torch.Generator().manual_seed(derive_seed(spec.seed, "weights") >> 1)
+    return DiT(network_config(spec, input_bias), vocab, generator)

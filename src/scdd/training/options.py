@@ -1,0 +1,76 @@
+"""The optimiser and the run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from scdd.core.options import Amount, Count, NotNegative, Options, Positive, Share, ShareBelowOne, Text
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class TrainingOptions(Options):
+    """The optimiser and the run. The defaults are the paper's where it names them."""
+
+    steps: Count
+    """Optimiser steps."""
+    batch_size: Count
+    """Sequences in an optimiser step, over all devices."""
+    micro_batch_size: Count | None = None
+    """Sequences on one device at a time, the rest is accumulated; null takes the whole share of the device."""
+    learning_rate: Positive = 5e-4
+    """Peak learning rate of AdamW."""
+    initial_learning_rate: NotNegative = 1e-6
+    """Learning rate from which the warm-up rises."""
+    final_fraction: Share = 0.1
+    """Learning rate at the end of the cosine decay, as a share of the peak."""
+    warmup_steps: Amount = 10_000
+    """Steps of linear warm-up."""
+    weight_decay: NotNegative = 0.02
+    """AdamW's decoupled weight decay."""
+    betas: tuple[ShareBelowOne, ShareBelowOne] = (0.9, 0.999)
+    """AdamW's two moment decays."""
+    epsilon: Positive = 1e-9
+    """AdamW's epsilon."""
+    clip: Positive | None = 1.0
+    """Largest gradient norm; null does not clip."""
+    muon: Positive | None = None
+    """Peak learning rate of Muon for the matrices inside the blocks, which learns faster; null: AdamW for all."""
+    momentum: ShareBelowOne = 0.95
+    """Muon's momentum."""
+    ema: ShareBelowOne = 0.9999
+    """Decay of the averaged weights that are saved for sampling; 0 saves the raw ones."""
+    precision: Literal["bf16", "float32"] = "bf16"
+    """Type of the activations; weights are always float32."""
+    compile: bool = True
+    """Compile the network."""
+    deterministic: bool = False
+    """Same bits from run to run, and after resuming, on a GPU as well; slower there. A CPU does so anyway."""
+    parallel: Literal["auto", "none", "ddp", "fsdp"] = "auto"
+    """How several devices share the work; auto is ddp under torchrun and none otherwise."""
+    save_every: Count = 5000
+    """Steps between checkpoints."""
+    keep_last: Count = 2
+    """Checkpoints kept."""
+    validate_every: Count = 5000
+    """Steps between validations."""
+    validate_batches: Count = 50
+    """Batches in a validation."""
+    log_every: Count = 50
+    """Steps between log lines."""
+    sample_every: Count | None = None
+    """Steps between logged samples; null logs none."""
+    max_seconds: Positive | None = None
+    """Stop and save after this much training time, whatever the step."""
+    tensorboard: bool = True
+    """Write TensorBoard events into the run folder."""
+    wandb: Text | None = None
+    """Weights & Biases project to log to."""
+    start_from: Text | None = None
+    """Checkpoint whose weights are taken over at the start; it may come from another process."""
+
+    def __post_init__(self) -> None:
+        if self.micro_batch_size is not None and self.batch_size % self.micro_batch_size:
+            raise ValueError(
+                f"batch_size {self.batch_size} is not a multiple of micro_batch_size {self.micro_batch_size}"
+            )
