@@ -174,7 +174,7 @@ def inside(args: argparse.Namespace) -> None:
     from scdd.cli.machine import calm_threads
 
     calm_threads()
-    from scdd.lm import load
+    from scdd.lm.loading import load
 
     lm = load(None if args.model == "bundled" else args.model, device=args.device)
     how = {"length": args.length, "steps": args.steps, "top_p": 0.9, "stop": False}

@@ -10,7 +10,7 @@ import scdd
 from scdd import recipe
 from scdd.cli.demo import PARAGRAPH, damaged
 from scdd.data.options import ShardsOptions
-from scdd.lm import LM
+from scdd.lm.model import LM
 from scdd.lm.loading import BUNDLED
 from scdd.processes.scdd import SCDD
 

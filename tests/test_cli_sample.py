@@ -254,7 +254,7 @@ def test_live_view_shows_masks_and_corrections(scdd, monkeypatch: pytest.MonkeyP
     from rich.console import Console
 
     from scdd.cli.view import MASK, Board
-    from scdd.lm import load
+    from scdd.lm.loading import load
 
     lm = load(model, device="cpu")
     board, shown = Board(lm), []

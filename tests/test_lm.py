@@ -14,7 +14,7 @@ import scdd
 from scdd import bundle
 from scdd.core import UserError
 from scdd.core.head import padded
-from scdd.lm import LM
+from scdd.lm.model import LM
 from scdd.lm.loading import BUNDLED
 from scdd.lm.rows import continued, whole, with_spans
 from scdd.lm.run import windows

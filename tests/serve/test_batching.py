@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from scdd.lm import LM
+from scdd.lm.model import LM
 from tests.serve.conftest import Serving
 
 CLIENTS = 64
@@ -135,7 +135,7 @@ def test_a_batch_that_fails_is_repeated_one_by_one_and_nobody_notices(serving: S
 
 
 def test_an_autoregressive_model_is_served_too(serving: Serving, tmp_path: Any) -> None:
-    from scdd.lm import load
+    from scdd.lm.loading import load
     from tests import tiny
 
     folder = tiny.checkpoint(

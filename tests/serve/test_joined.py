@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from scdd.core.rng import CounterRNG, uniforms
-from scdd.lm import LM, Run
+from scdd.lm.model import LM
+from scdd.lm.run import Run
 
 
 def test_seeds_of_their_own_give_the_numbers_of_their_own() -> None:

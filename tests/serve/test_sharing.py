@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from scdd.lm import LM
+from scdd.lm.model import LM
 from scdd.models.dit import DiT
 from tests.serve.conftest import Serving
 

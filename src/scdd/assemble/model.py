@@ -7,11 +7,11 @@ from importlib import import_module
 
 import torch
 
-from scdd.core.errors import UserError
 from scdd.core.options import component
 from scdd.core.rng import derive_seed
 from scdd.core.vocab import Vocab
 from scdd.models.dit import SIZES, DiT, DiTConfig
+from scdd.processes.autoregressive import Autoregressive
 from scdd.processes.base import Process
 from scdd.processes.options import PROCESSES, AutoregressiveOptions, ProcessOptions
 from scdd.recipe import Recipe
@@ -34,10 +34,10 @@ def process_of_kind(kind: str, vocab: Vocab, given: Schedule) -> Process:
     return made
 
 
-def process(options: ProcessOptions, vocab: Vocab) -> Process:
-    """The forward process; the autoregressive baseline has none."""
+def process(options: ProcessOptions, vocab: Vocab) -> Process | Autoregressive:
+    """The forward process, or what stands for it in the autoregressive baseline."""
     if isinstance(options, AutoregressiveOptions):
-        raise UserError("process.kind ar has no forward process: choose scdd, mdlm or gidd for diffusion.")
+        return Autoregressive(vocab)
     return process_of_kind(options.kind, vocab, schedule(options.schedule))
 
 

@@ -28,6 +28,7 @@ from scdd.objectives.meter import Estimate
 from scdd.objectives.options import ArOptions, PrismOptions
 from scdd.objectives.prism import PrismObjective
 from scdd.objectives.times import Adaptive, Power, TimeSampler
+from scdd.processes.base import Process
 from scdd.processes.options import AutoregressiveOptions
 from scdd.recipe import Recipe, dumps
 from scdd.training.optim import Optim
@@ -57,6 +58,7 @@ def objective(spec: Recipe, vocab: Vocab) -> Objective:
     if isinstance(aim, ArOptions):
         return ArObjective()
     forward = process(spec.process, vocab)
+    assert isinstance(forward, Process)  # a recipe has checked that objective and process agree
     if isinstance(aim, PrismOptions):
         generator = torch.Generator().manual_seed(derive_seed(spec.seed, "quality") >> 1)
         head = QualityHead(network_config(spec).width, generator=generator)

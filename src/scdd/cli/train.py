@@ -91,7 +91,7 @@ def _sampler(spec: Recipe, data: Corpus, trainer: Any) -> Callable[[int], list[s
     import torch
 
     from scdd.assemble.model import process as process_of
-    from scdd.lm import LM
+    from scdd.lm.model import LM
 
     step = trainer.module
     process = None if spec.process.kind == "ar" else process_of(spec.process, data.tokenizer.vocab)

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any
 
 from scdd.core.errors import UserError
 
-WHOLE = ("num", "length", "steps", "seed", "top_k", "batch_size", "together", "context")
-REAL = ("top_p", "temperature", "tolerance", "strength", "threshold")
+MOST = 1 << 20  # a slip of the finger is answered before memory runs out
 
 
-def check_kinds(**given: Any) -> None:
-    """Numbers are numbers, by their names; None stands for what was not given."""
-    for name, value in given.items():
-        wanted = Integral if name in WHOLE else Real if name in REAL else object
-        if value is None or (isinstance(value, wanted) and (wanted is object or not isinstance(value, bool))):
-            continue
-        kind = "whole number" if name in WHOLE else "number"
-        cure = "; a text to go on from is prompt=…" if name == "num" and isinstance(value, str) else ""
-        raise UserError(f"{name} is {value!r}: give a {kind}{cure}.")
+def check_whole(name: str, value: Any, least: int = 1, cure: str = "") -> None:
+    """A whole number from `least` to a million."""
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise UserError(f"{name} is {value!r}: give a whole number{cure}.", name)
+    if not least <= int(value) <= MOST:
+        raise UserError(f"{name} is {value}: give {least} to {MOST:,}.", name)
 
 
 def check_text(name: str, value: Any) -> None:
@@ -35,7 +31,7 @@ def check_text(name: str, value: Any) -> None:
 
 def texts(name: str, given: Any) -> list[str]:
     """One text, or several of them, as a list."""
-    found = list(given) if isinstance(given, Sequence) and not isinstance(given, str | bytes) else [given]
-    for each in found:
+    listed = list(given) if isinstance(given, Sequence) and not isinstance(given, str | bytes) else [given]
+    for each in listed:
         check_text(name, each)
-    return found
+    return listed

@@ -8,11 +8,9 @@ from dataclasses import dataclass
 
 from scdd.core.errors import UserError
 from scdd.data.tokenizer import TextTokenizer
-from scdd.lm.checks import check_kinds, check_text
+from scdd.lm.checks import MOST, check_text, check_whole
 
 SPAN = re.compile(r"\[MASK(?::(\d+))?\]")
-# A slip of the finger is answered before memory runs out.
-LONGEST, MOST = 1 << 20, 1 << 20  # tokens of a text, texts of a call
 Freeze = Sequence[str | tuple[int, int]]
 
 
@@ -29,16 +27,13 @@ class Row:
 
 def check_num(num: int) -> None:
     """Refuse a number of texts that nobody can mean."""
-    check_kinds(num=num)
-    if not 1 <= num <= MOST:
-        raise UserError(f"num is {num}: draw at least one text, and at most {MOST:,} in one call.")
+    check_whole("num", num, cure="; a text to go on from is prompt=…" if isinstance(num, str) else "")
 
 
 def continued(tokenizer: TextTokenizer, prompt: str, suffix: str, length: int) -> Row:
     """`length` tokens in all: the prompt's, masks, the suffix's."""
+    check_whole("length", length)
     before, after = (tokenizer.encode(text) if text else [] for text in (prompt, suffix))
-    if length > LONGEST:
-        raise UserError(f"length is {length}: ask for at most {LONGEST:,} tokens.")
     room = length - len(before) - len(after)
     if room < 1:
         raise UserError(
@@ -62,8 +57,8 @@ def with_spans(tokenizer: TextTokenizer, text: str) -> Row:
     end = 0
     for span in SPAN.finditer(text):
         digits = (span[1] or "1").lstrip("0") or "0"
-        if len(digits) > len(str(LONGEST)) or int(digits) > LONGEST:
-            raise UserError(f"{span[0][:30]} asks for too much: give a number of at most {LONGEST}.")
+        if len(digits) > len(str(MOST)) or int(digits) > MOST:
+            raise UserError(f"{span[0][:30]} asks for too much: give a number of at most {MOST}.")
         count = int(digits)
         if count < 1:
             raise UserError(f"{span[0]} asks for no token: give a number of at least 1.")
@@ -86,7 +81,7 @@ def whole(tokenizer: TextTokenizer, text: str, freeze: Freeze = ()) -> Row:
         raise UserError("The text is empty: give at least a word.")
     tokens = tokenizer.encode(text)
     pieces = (freeze,) if isinstance(freeze, str) else freeze
-    ranges = [found for item in pieces for found in _ranges(text, item)]
+    ranges = [each for item in pieces for each in _ranges(text, item)]
     frozen = [False] * len(tokens)
     if ranges:
         start = 0
@@ -99,12 +94,12 @@ def whole(tokenizer: TextTokenizer, text: str, freeze: Freeze = ()) -> Row:
 
 def _ranges(text: str, item: str | tuple[int, int]) -> list[tuple[int, int]]:
     if isinstance(item, str):
-        found = [match.span() for match in re.finditer(re.escape(item), text)] if item else []
-        if not found:
+        places = [match.span() for match in re.finditer(re.escape(item), text)] if item else []
+        if not places:
             raise UserError(
                 f"freeze names {item!r}, which the text does not contain: copy it letter by letter."
             )
-        return found
+        return places
     low, high = item
     if not 0 <= low < high <= len(text):
         raise UserError(f"freeze covers characters {low} to {high} of a text of {len(text)}: stay inside it.")

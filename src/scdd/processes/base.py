@@ -7,6 +7,8 @@ B batch, L length, K ordinary tokens, V = K + 1. Times t ≥ s are floats, tenso
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -25,6 +27,13 @@ class Process(ABC):
     def __init__(self, vocab: Vocab, schedule: Schedule) -> None:
         schedule.check()
         self.vocab, self.schedule = vocab, schedule
+
+    autoregressive: ClassVar[bool] = False
+
+    @cached_property
+    def has_uniform_noise(self) -> bool:
+        """Whether visible tokens may be wrong, i.e. not ρ ≡ 1."""
+        return bool((self.levels(torch.linspace(0, 1, 65, dtype=torch.float64)).one_minus_rho > 0).any())
 
     @abstractmethod
     def kernel(self, z_t: Tensor, s: Time, t: Time) -> Kernel:

@@ -12,7 +12,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import PlainTextResponse, StreamingResponse
 
 from scdd import __version__
-from scdd.lm import LM
+from scdd.lm.model import LM
 from scdd.serve import errors, openai, replies, stream
 from scdd.serve import requests as ask
 from scdd.serve.guard import LOOPBACK, Guard

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from scdd.core.denoiser import Denoiser
-from scdd.lm import Progress, Run, Sample
+from scdd.lm.results import Sample
+from scdd.lm.run import Run
 from scdd.serve.limits import Limits
 from scdd.serve.metrics import Meters
 

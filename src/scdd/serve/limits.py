@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from scdd.lm import LM
+    from scdd.lm.model import LM
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 
-from scdd.lm import Sample
+from scdd.lm.results import Sample
 from scdd.serve.completion import Cutter, choice
 from scdd.serve.errors import ApiError, as_api_error, beyond
 from scdd.serve.jobs import Job

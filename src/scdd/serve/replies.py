@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from scdd.lm import Correction, Sample
+from scdd.lm.results import Correction, Sample
 
 
 class SampleReply(BaseModel):

@@ -18,7 +18,8 @@ from typing import cast
 import torch
 
 from scdd.core.denoiser import Denoiser
-from scdd.lm import Run, Sample
+from scdd.lm.results import Sample
+from scdd.lm.run import Run
 from scdd.serve.errors import busy, stopping
 from scdd.serve.jobs import Abandoned, Guarded, Job, show
 from scdd.serve.limits import Limits

@@ -22,8 +22,10 @@ from scdd import recipe
 from scdd.assemble import model as build
 from scdd.assemble import samplers as build_samplers
 from scdd.core.errors import UserError
-from scdd.lm import LM, Run, Sample
+from scdd.lm.model import LM
+from scdd.lm.results import Sample
 from scdd.lm.rows import SPAN
+from scdd.lm.run import Run
 from scdd.processes.options import AutoregressiveOptions, ProcessOptions
 from scdd.samplers.base import Sampler
 from scdd.samplers.options import SamplerOptions

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from scdd.core.rng import CounterRNG, integers, uniforms
-from scdd.lm import LM
+from scdd.lm.model import LM
 from scdd.lm.run import windows
 from scdd.ops import Filters
 from scdd.ops.logits import EVEN, compute_weights, raw_logits
