@@ -124,7 +124,7 @@ def differences(before: Any, after: Any, where: str = "") -> Iterator[str]:
         for index, pair in enumerate(zip(before, after, strict=True)):
             yield from differences(*pair, f"{where}[{index}]")
     elif repr(before) != repr(after):  # every digit, and nan is nan
-        yield f"{where or 'all'}: {str(before)[:80]} became {str(after)[:80]}"
+        yield f"{where or 'all'}: {before!r:.80} became {after!r:.80}"
 
 
 def everything(work: Path, place: str, only: list[str]) -> Iterator[tuple[str, Any]]:
