@@ -15,6 +15,7 @@ from scdd.objectives.batch_slice import BatchSlice
 from scdd.objectives.diffusion import DiffusionObjective
 from scdd.objectives.prism import PrismObjective
 from scdd.objectives.times import Adaptive, Power
+from scdd.processes.autoregressive import Autoregressive
 from scdd.processes.gidd import GIDD
 from scdd.processes.mdlm import MDLM
 from scdd.processes.scdd import SCDD
@@ -162,8 +163,7 @@ def test_prism_builds_with_a_head_of_the_network_s_width() -> None:
 
 def test_autoregression_has_no_forward_process() -> None:
     spec = small(process={"kind": "ar"}, objective={"kind": "ar"}, sampling={"sampler": {"kind": "ar"}})
-    with pytest.raises(UserError, match="no forward process"):
-        build.process(spec.process, Vocab(10, 9))
+    assert build.process(spec.process, Vocab(10, 9)) == Autoregressive(Vocab(10, 9))
 
 
 def test_weights_depend_on_the_seed_alone() -> None:

@@ -10,8 +10,8 @@ import scdd
 from scdd import recipe
 from scdd.cli.demo import PARAGRAPH, damaged
 from scdd.data.options import ShardsOptions
-from scdd.lm.model import LM
 from scdd.lm.loading import BUNDLED
+from scdd.lm.model import LM
 from scdd.processes.scdd import SCDD
 
 MOST = 32_000_000  # bytes in the repository

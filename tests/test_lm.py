@@ -14,8 +14,8 @@ import scdd
 from scdd import bundle
 from scdd.core import UserError
 from scdd.core.head import padded
-from scdd.lm.model import LM
 from scdd.lm.loading import BUNDLED
+from scdd.lm.model import LM
 from scdd.lm.rows import continued, whole, with_spans
 from scdd.lm.run import windows
 from scdd.processes.mdlm import MDLM
@@ -231,11 +231,11 @@ def test_a_freeze_of_one_piece_is_that_piece_and_not_its_letters() -> None:
 
 
 def test_watching_a_run_gives_the_same_result(lm: LM) -> None:
-    run = lm.start(2, seed=3, record=True)
+    run = lm.start(2, plan=lm.plan(seed=3, record=True))
     seen = [progress.frame.step for progress in run]
     assert seen == [1, 2, 3, 4, 5, 6]
     assert [s.tokens for s in run.results] == [s.tokens for s in lm.generate(2, seed=3)]
-    partly = lm.start(2, seed=3, record=True)
+    partly = lm.start(2, plan=lm.plan(seed=3, record=True))
     next(iter(partly))
     assert [s.tokens for s in partly.results] == [s.tokens for s in run.results]
 
@@ -316,7 +316,7 @@ def test_converted_checkpoints_ask_for_their_process(tmp_path: Path, folder: Pat
         network=found.network,
         extra={"converted_from": "model.pt"},
     )
-    with pytest.raises(UserError, match="--process"):
+    with pytest.raises(UserError, match="does not say its process"):
         scdd.load(converted)
     assert isinstance(scdd.load(converted, process="scdd", device="cpu").process, SCDD)
     assert isinstance(scdd.load(converted, process="mdlm", device="cpu").process, MDLM)
@@ -359,7 +359,7 @@ def test_mistakes_are_named(lm: LM, tmp_path: Path) -> None:
         (lambda: lm.generate(1, final="argmax"), "final is"),
         (lambda: lm.generate(1, top_p=1.5), "top_p"),
         (lambda: lm.generate(1, grid="spiral"), "grid"),
-        (lambda: lm.generate(1, colour=3), "colour"),
+        (lambda: lm.plan(colour=3), "colour"),
         (lambda: lm.generate(1, batch_size=0), "batch_size"),
         (lambda: lm.generate(1, prompt="The river runs to the sea.", length=3), "raise length"),
         (lambda: lm.infill(""), "empty"),

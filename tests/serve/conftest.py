@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from scdd.lm.model import LM
 from scdd.lm.loading import load
+from scdd.lm.model import LM
 from tests import tiny
 from tests.serve.client import Client
 

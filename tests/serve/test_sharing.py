@@ -45,7 +45,7 @@ class Partial(Fickle):
 
 def fickle(lm: LM, kind: type[Fickle] = Fickle, *args: int) -> LM:
     network: Any = kind(lm.network, *args)
-    return LM(network, lm.process, lm.tokenizer, lm.context, lm.sampling, name="fickle")
+    return LM(network, lm.process, lm.tokenizer, lm.context, sampling=lm.sampling, name="fickle")
 
 
 def test_sizes(lm: LM) -> None:

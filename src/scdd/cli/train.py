@@ -94,8 +94,15 @@ def _sampler(spec: Recipe, data: Corpus, trainer: Any) -> Callable[[int], list[s
     from scdd.lm.model import LM
 
     step = trainer.module
-    process = None if spec.process.kind == "ar" else process_of(spec.process, data.tokenizer.vocab)
-    lm = LM(step.network, process, data.tokenizer, data.length, spec.sampling, getattr(step, "quality", None))
+    process = process_of(spec.process, data.tokenizer.vocab)
+    lm = LM(
+        step.network,
+        process,
+        data.tokenizer,
+        data.length,
+        sampling=spec.sampling,
+        quality=getattr(step, "quality", None),
+    )
 
     def texts(_: int) -> list[str]:
         with torch.autocast(lm.device.type, torch.bfloat16, enabled=step.bf16):

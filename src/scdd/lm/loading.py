@@ -67,7 +67,7 @@ def load(
         sampling=spec.sampling if spec is not None else SamplingOptions(),
         repair=RepairOptions(**checkpoint.extra.get(REPAIR, {})),
         quality=_quality(checkpoint, network.config),
-        name=BUNDLED_NAME if source is None else str(source),
+        name="the bundled model" if source in (None, BUNDLED_NAME) else str(source),
     )
     return model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
 

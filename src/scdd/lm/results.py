@@ -79,7 +79,7 @@ class Drawn(Result):
     sampler: str
     final: str
     process: str
-    ended: bool
+    ended: bool = False
     """Whether the text stops at an end-of-text token."""
 
 

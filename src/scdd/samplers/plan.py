@@ -94,15 +94,22 @@ def make_plan(base: SamplingOptions, changes: Mapping[str, Any], start: float | 
     wishes = {name: value for name, value in changes.items() if name not in RUN_OPTIONS}
     options = changed(base, {**wishes, "grid": None if times is not None else wishes.get("grid")})
     return SamplingPlan(
-        sampler=options.sampler
-        if isinstance(options.sampler, Sampler)
-        else component(options.sampler, SAMPLERS),
+        sampler=_sampler(options.sampler),
         times=_times(options, start) if times is None else checked(times),
         filters=Filters(options.top_p, options.top_k, options.temperature),
         final=options.final,
         tolerance=options.tolerance,
         **run,
     )
+
+
+def _sampler(chosen: Any) -> Sampler:
+    if isinstance(chosen, Sampler):
+        return chosen
+    if not isinstance(chosen, Options):
+        raise OptionError(f"{chosen!r} is no sampler: give a name, options, or a Sampler.", "sampler")
+    sampler: Sampler = component(chosen, SAMPLERS)
+    return sampler
 
 
 def _times(options: SamplingOptions, start: float | None) -> Grid:
