@@ -17,12 +17,12 @@ from scdd.evals.measure import measure_correction, measure_generation, measure_s
 from scdd.evals.subject import EvalModel, open_model
 from scdd.evals.walk import Engine, walk
 from scdd.lm.run import Settings
-from scdd.ops import NO_FILTERS
+from scdd.ops.common import NO_FILTERS
 from scdd.processes.base import Process
 from scdd.processes.gidd import GIDD
 from scdd.processes.scdd import SCDD
 from scdd.samplers.ancestral import Ancestral
-from scdd.samplers.grids import grid
+from scdd.samplers.base import grid
 from scdd.schedules.peaked import Peaked
 from tests import tiny
 from tests.samplers.tables import Truth, table

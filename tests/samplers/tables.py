@@ -14,7 +14,7 @@ from torch import Tensor
 from scdd.core import Head, Vocab
 from scdd.core.head import padded
 from scdd.core.rng import CounterRNG
-from scdd.ops import NO_FILTERS, Filters
+from scdd.ops.common import NO_FILTERS, Filters
 from scdd.processes.autoregressive import Autoregressive
 from scdd.processes.base import Process
 from scdd.samplers.base import Model, Sampler

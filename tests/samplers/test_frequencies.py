@@ -12,7 +12,7 @@ from torch import Tensor
 
 from scdd.core import Vocab
 from scdd.core.rng import CounterRNG
-from scdd.ops import Filters
+from scdd.ops.common import Filters
 from scdd.processes.autoregressive import Autoregressive
 from scdd.processes.gidd import GIDD
 from scdd.processes.mdlm import MDLM

@@ -16,7 +16,7 @@ from scdd.core import CLEAN, UserError, Vocab
 from scdd.core.rng import CounterRNG
 from scdd.models.dit import DiT, DiTConfig
 from scdd.models.heads import QualityHead
-from scdd.ops import Filters
+from scdd.ops.common import Filters
 from scdd.processes.autoregressive import Autoregressive
 from scdd.processes.base import Process
 from scdd.processes.gidd import GIDD
@@ -24,9 +24,8 @@ from scdd.processes.mdlm import MDLM
 from scdd.processes.scdd import SCDD
 from scdd.samplers.ancestral import Ancestral
 from scdd.samplers.ar import Ar
-from scdd.samplers.base import Model, Sampler
+from scdd.samplers.base import Model, Sampler, grid
 from scdd.samplers.gidd_correct import GiddCorrect
-from scdd.samplers.grids import grid
 from scdd.samplers.informed import Informed
 from scdd.samplers.intrinsic import intrinsic
 from scdd.samplers.loop import KINDS, REMASKED, Frame, TokenRows

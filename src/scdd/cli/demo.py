@@ -166,7 +166,7 @@ def _in_place(lm: LM, way: Trajectory, one: Revision) -> Text:
 def _rate(lm: LM, sample: Sample) -> str:
     """Measured rate of corrections beside those that the process alone asks for."""
     from scdd.processes.base import Process
-    from scdd.samplers.grids import grid
+    from scdd.samplers.base import grid
     from scdd.samplers.intrinsic import intrinsic
 
     assert isinstance(lm.process, Process)

@@ -148,7 +148,7 @@ def _flag(name: str, hint: Any, description: str) -> inspect.Parameter:
         if all(str(each) in description for each in spelt)
         else f"{description} ({', '.join(spelt)})"
     )
-    annotation: Any = Annotated[Optional[kind], typer.Option(help=text)]  # type: ignore[valid-type]  # noqa: UP045
+    annotation: Any = Annotated[Optional[kind], typer.Option(help=text)]  # noqa: UP045
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 

@@ -16,8 +16,7 @@ from torch import Tensor
 from scdd.core import Transition
 from scdd.evals import stats
 from scdd.processes.base import Process
-from scdd.samplers.base import Context, Sampler, Tokens, certain
-from scdd.samplers.grids import Grid
+from scdd.samplers.base import Context, Grid, Sampler, Tokens, certain
 from scdd.samplers.intrinsic import intrinsic
 
 

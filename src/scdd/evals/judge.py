@@ -26,7 +26,7 @@ from scdd.evals.paper import ASSETS
 from scdd.evals.subject import EvalModel
 from scdd.evals.texts import Rows
 from scdd.evals.walk import Engine, walk
-from scdd.samplers.grids import grid
+from scdd.samplers.base import grid
 
 CHARACTERS_A_TOKEN = 4.0  # English, for the estimate only
 OWN = {"sampler", "grid", "final", "top_p", "top_k", "temperature"}

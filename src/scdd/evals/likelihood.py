@@ -27,7 +27,7 @@ from scdd.evals import stats
 from scdd.objectives.ar import ArObjective
 from scdd.objectives.batch_slice import BatchSlice
 from scdd.objectives.times import Power, Times, TimeSampler
-from scdd.ops import elbo
+from scdd.ops.elbo import elbo
 from scdd.processes.base import Process
 from scdd.processes.gidd import GIDD
 

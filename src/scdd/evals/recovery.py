@@ -18,9 +18,9 @@ from scdd.evals.likelihood import Watch
 from scdd.evals.typos import KINDS, Piece
 from scdd.evals.walk import Engine, walk
 from scdd.lm.run import Settings
-from scdd.ops import NO_FILTERS, Filters
+from scdd.ops.common import NO_FILTERS, Filters
 from scdd.samplers.ancestral import Ancestral
-from scdd.samplers.grids import Grid, grid
+from scdd.samplers.base import Grid, grid
 from scdd.samplers.network import Evaluation, groups
 
 COUNTS = (5, 10, 20, 50)

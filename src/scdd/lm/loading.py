@@ -11,9 +11,9 @@ from scdd import bundle, recipe
 from scdd.assemble import model as assemble
 from scdd.core.errors import UserError
 from scdd.data.tokenizer import TextTokenizer
-from scdd.lm.checks import check_whole
 from scdd.lm.model import LM
 from scdd.lm.options import RepairOptions
+from scdd.lm.rows import check_whole
 from scdd.models.dit import DiT, DiTConfig
 from scdd.models.heads import QualityHead
 from scdd.models.rotary import Rotary

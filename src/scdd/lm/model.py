@@ -12,16 +12,16 @@ from typing_extensions import Unpack
 from scdd.core.errors import UserError
 from scdd.data.tokenizer import TextTokenizer
 from scdd.lm import rows as make
-from scdd.lm.checks import check_text, texts
 from scdd.lm.options import RepairOptions
 from scdd.lm.repair import Repair, diffusion_process, score_tokens
 from scdd.lm.results import Correction, Sample, Score
+from scdd.lm.rows import check_text, texts
 from scdd.lm.run import Engine, Run
 from scdd.models.compiled import compile_network
 from scdd.models.dit import DiT
 from scdd.models.graphed import Graphed
 from scdd.models.heads import QualityHead
-from scdd.ops import Filters
+from scdd.ops.common import Filters
 from scdd.processes.autoregressive import Autoregressive
 from scdd.processes.base import Process
 from scdd.samplers.base import Model, Sampler

@@ -17,7 +17,7 @@ from scdd.lm.options import RepairOptions
 from scdd.lm.results import Change, Correction, Sample, TokenScore
 from scdd.lm.rows import Row
 from scdd.lm.run import Engine, windows
-from scdd.ops import Top
+from scdd.ops.head import Top
 from scdd.processes.base import Process
 from scdd.samplers.prediction import Prediction, row_groups
 

@@ -1,15 +1,17 @@
-"""From texts to rows of tokens: what is given, what is to be drawn, and which tokens of a text a freeze covers."""
+"""From what callers hand over to rows of tokens: what is given, what is to be drawn, and what a freeze covers."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
+from typing import Any
 
 from scdd.core.errors import UserError
 from scdd.data.tokenizer import TextTokenizer
-from scdd.lm.checks import MOST, check_text, check_whole
 
+MOST = 1 << 20  # a slip of the finger is answered before memory runs out
 SPAN = re.compile(r"\[MASK(?::(\d+))?\]")
 Freeze = Sequence[str | tuple[int, int]]
 
@@ -104,3 +106,29 @@ def _ranges(text: str, item: str | tuple[int, int]) -> list[tuple[int, int]]:
     if not 0 <= low < high <= len(text):
         raise UserError(f"freeze covers characters {low} to {high} of a text of {len(text)}: stay inside it.")
     return [(low, high)]
+
+
+def check_whole(name: str, value: Any, least: int = 1, cure: str = "") -> None:
+    """A whole number from `least` to a million."""
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise UserError(f"{name} is {value!r}: give a whole number{cure}.", name)
+    if not least <= int(value) <= MOST:
+        raise UserError(f"{name} is {value}: give {least} to {MOST:,}.", name)
+
+
+def check_text(name: str, value: Any) -> None:
+    """A text is a str without halves of surrogate pairs, which no tokenizer reads."""
+    if not isinstance(value, str):
+        raise UserError(f"{name} is of type {type(value).__name__}: give a text (str).")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UserError(f"{name} is not valid Unicode at character {error.start}: mend it first.") from error
+
+
+def texts(name: str, given: Any) -> list[str]:
+    """One text, or several of them, as a list."""
+    listed = list(given) if isinstance(given, Sequence) and not isinstance(given, str | bytes) else [given]
+    for each in listed:
+        check_text(name, each)
+    return listed

@@ -10,7 +10,7 @@ from torch import Tensor
 from scdd.core import ElboCoefficients
 from scdd.objectives.base import Loss, Objective, counted
 from scdd.objectives.batch_slice import BatchSlice
-from scdd.ops import elbo
+from scdd.ops.elbo import elbo
 
 if TYPE_CHECKING:
     from scdd.models.denoiser import Denoiser

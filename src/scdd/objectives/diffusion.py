@@ -12,7 +12,7 @@ from scdd.core.rng import integers, uniforms
 from scdd.objectives.base import Loss, Objective, counted
 from scdd.objectives.batch_slice import BatchSlice
 from scdd.objectives.times import Power, Reduce, Times, TimeSampler
-from scdd.ops import elbo
+from scdd.ops.elbo import elbo
 from scdd.processes.base import Process
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from scdd.core.rng import uniforms
 from scdd.objectives.base import Loss, Objective, counted
 from scdd.objectives.batch_slice import BatchSlice
 from scdd.objectives.times import TimeSampler
-from scdd.ops import elbo, redraw
+from scdd.ops.elbo import elbo
+from scdd.ops.head import redraw
 from scdd.processes.base import Process
 
 if TYPE_CHECKING:

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from scdd.core.errors import UserError
 from scdd.core.rng import uniforms
-from scdd.ops import Draw, redraw
+from scdd.ops.head import Draw, redraw
 from scdd.processes.autoregressive import Autoregressive
-from scdd.samplers.base import Context, Model, Sampler, Tokens
-from scdd.samplers.grids import Grid
+from scdd.samplers.base import Context, Grid, Model, Sampler, Tokens
 from scdd.samplers.options import ArOptions
 
 

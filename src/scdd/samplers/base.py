@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
@@ -15,11 +17,14 @@ from scdd.core.denoiser import Denoiser
 from scdd.core.rng import CounterRNG, uniforms
 from scdd.processes.autoregressive import Autoregressive
 from scdd.processes.base import Process
-from scdd.samplers.grids import Grid
 from scdd.samplers.prediction import Prediction
 
 if TYPE_CHECKING:
     from scdd.samplers.plan import SamplingPlan
+
+
+Grid = tuple[float, ...]
+"""Times as data: N + 1 falling ones, the last one 0, hence N steps and N network evaluations."""
 
 
 @dataclass(frozen=True)
@@ -165,3 +170,35 @@ def lowest(score: Tensor, among: Tensor, count: Tensor | int) -> Tensor:
 def certain(where: Tensor) -> Tensor:
     """1 where true, float64: a probability."""
     return where.to(torch.float64)
+
+
+SHAPES: dict[str, Callable[[float], float]] = {
+    "uniform": lambda u: 1.0 - u,
+    "quadratic": lambda u: (1.0 - u) ** 2,  # small steps at the end, where the last errors are corrected
+    "cosine": lambda u: math.cos(0.5 * math.pi * u),  # small steps at the start, where little is known
+}
+"""Times as a share of the first one, from the share u of the steps already done."""
+
+
+def grid(kind: str = "uniform", steps: int = 128, start: float = 1.0) -> Grid:
+    """`steps` steps from `start` (1: all masks; less: from a given text, t0) down to 0."""
+    if kind not in SHAPES:
+        raise UserError(f"The time grid is {kind!r}: choose one of {', '.join(SHAPES)}.")
+    if steps < 1:
+        raise UserError(f"steps is {steps}: take at least 1; each step is one network evaluation.")
+    if not 0.0 < start <= 1.0:
+        raise UserError(f"The grid's start is {start}: choose a time in (0, 1]; 1 begins from masks.")
+    shape = SHAPES[kind]
+    return (*(start * shape(i / steps) for i in range(steps)), 0.0)
+
+
+def checked(times: Sequence[float]) -> Grid:
+    """Times of a caller's own; a time may repeat (ReMDM's loop stays at one level), never rise, and 0 comes last."""
+    times = tuple(float(t) for t in times)
+    if len(times) < 2 or times[-1] != 0.0 or not 0.0 < times[0] <= 1.0:
+        raise UserError("A time grid needs at least two times, the first in (0, 1] and the last 0.")
+    if any(later > earlier for earlier, later in pairwise(times)):
+        raise UserError("A time grid must not rise: sort its times from the largest to 0.")
+    if times[-2] == 0.0:
+        raise UserError("A time grid may hold 0 once, as its end: a step from 0 to 0 would do nothing.")
+    return times

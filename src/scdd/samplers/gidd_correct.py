@@ -10,7 +10,7 @@ from torch import Tensor
 
 from scdd.core import Transition
 from scdd.core.errors import UserError
-from scdd.ops import Filters
+from scdd.ops.common import Filters
 from scdd.processes.base import Process
 from scdd.samplers.ancestral import Ancestral
 from scdd.samplers.base import Context, Model, Sampler, Tokens

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Annotated, Any, Literal, cast, get_args
+from typing import Annotated, Any, Literal
 
+from annotated_types import Interval
 from pydantic import Discriminator
 
 from scdd.core.errors import OptionError
 from scdd.core.options import Count, NotNegative, Options, Positive, Share, ShareAboveZero
 
-MOST_STEPS = 1 << 20
+Steps = Annotated[int, Interval(ge=1, le=1 << 20)]
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class SamplingOptions(Options):
 
     sampler: SamplerOptions = AncestralOptions()
     """Which tokens move in each step."""
-    steps: Count = 128
+    steps: Steps = 128
     """Steps, which is also the number of network evaluations."""
     length: Count | None = None
     """Tokens of a text when no length is asked for; null fills the context."""
@@ -184,23 +184,3 @@ class SamplingOptions(Options):
     """Divides the logits; below 1 is more cautious."""
     tolerance: Positive | None = None
     """Stop a text when fewer than this many tokens are expected to change any more (sampler ancestral); null never does."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.steps > MOST_STEPS:
-            raise OptionError(f"steps is {self.steps}: take at most {MOST_STEPS:,}.", "steps")
-
-
-def changed(base: SamplingOptions, changes: Mapping[str, Any]) -> SamplingOptions:
-    """`base` with a caller's wishes put over it; None stands for what was not asked for.
-
-    A sampler may be given by its name, a grid by its kind.
-    """
-    wishes = {name: value for name, value in changes.items() if value is not None}
-    if isinstance(wishes.get("sampler"), str):
-        wishes["sampler"] = sampler_options(wishes["sampler"])
-    if isinstance(grid := wishes.get("grid"), str):
-        if grid not in get_args(GridKind):
-            raise OptionError(f"grid is {grid!r}: choose one of {', '.join(get_args(GridKind))}.", "grid")
-        wishes["grid"] = replace(base.grid, kind=cast(GridKind, grid))
-    return replace(base, **wishes)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, cast, get_args
 
 from typing_extensions import TypedDict
 
 from scdd.core.errors import OptionError
 from scdd.core.options import Count, Options, Positive, component
-from scdd.ops import NO_FILTERS, Filters
-from scdd.samplers.base import Sampler
-from scdd.samplers.grids import Grid, checked, grid
-from scdd.samplers.options import SAMPLERS, Final, GridKind, SamplerOptions, SamplingOptions, changed
+from scdd.ops.common import NO_FILTERS, Filters
+from scdd.samplers.base import Grid, Sampler, checked, grid
+from scdd.samplers.options import SAMPLERS, Final, GridKind, SamplerOptions, SamplingOptions, sampler_options
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ def make_plan(base: SamplingOptions, changes: Mapping[str, Any], start: float | 
     run = {name: changes[name] for name in RUN_OPTIONS if changes.get(name) is not None}
     times = changes.get("grid") if not isinstance(changes.get("grid"), str) else None
     wishes = {name: value for name, value in changes.items() if name not in RUN_OPTIONS}
-    options = changed(base, {**wishes, "grid": None if times is not None else wishes.get("grid")})
+    options = _changed(base, {**wishes, "grid": None if times is not None else wishes.get("grid")})
     return SamplingPlan(
         sampler=_sampler(options.sampler),
         times=_times(options, start) if times is None else checked(times),
@@ -114,3 +113,18 @@ def _sampler(chosen: Any) -> Sampler:
 
 def _times(options: SamplingOptions, start: float | None) -> Grid:
     return grid(options.grid.kind, options.steps, options.grid.start if start is None else start)
+
+
+def _changed(base: SamplingOptions, changes: Mapping[str, Any]) -> SamplingOptions:
+    """`base` with a caller's wishes put over it; None stands for what was not asked for.
+
+    A sampler may be given by its name, a grid by its kind.
+    """
+    wishes = {name: value for name, value in changes.items() if value is not None}
+    if isinstance(wishes.get("sampler"), str):
+        wishes["sampler"] = sampler_options(wishes["sampler"])
+    if isinstance(grid := wishes.get("grid"), str):
+        if grid not in get_args(GridKind):
+            raise OptionError(f"grid is {grid!r}: choose one of {', '.join(get_args(GridKind))}.", "grid")
+        wishes["grid"] = replace(base.grid, kind=cast(GridKind, grid))
+    return replace(base, **wishes)

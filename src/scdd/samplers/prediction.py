@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from scdd.core.denoiser import Denoiser
-from scdd.ops import NO_FILTERS, Filters, HeadStats, Top, head_stats, redraw, top
+from scdd.ops.common import NO_FILTERS, Filters
+from scdd.ops.head import HeadStats, Top, head_stats, redraw, top
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ from torch import Tensor
 from scdd.core import Transition
 from scdd.core.errors import UserError
 from scdd.processes.base import Process
-from scdd.samplers.base import Context, Model, Sampler, certain, need_mask_only
-from scdd.samplers.grids import Grid
+from scdd.samplers.base import Context, Grid, Model, Sampler, certain, need_mask_only
 from scdd.samplers.options import RemdmOptions
 
 

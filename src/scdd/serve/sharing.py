@@ -18,8 +18,7 @@ from torch import Tensor
 from scdd.core.rng import CounterRNG, integers, uniforms
 from scdd.lm.model import LM
 from scdd.lm.run import windows
-from scdd.ops import Filters
-from scdd.ops.logits import EVEN, compute_weights, raw_logits
+from scdd.ops.common import EVEN, Filters, compute_weights, raw_logits
 from scdd.samplers.prediction import Prediction, row_groups
 
 log = logging.getLogger("scdd.serve")

@@ -1,13 +1,61 @@
-"""The head product, a bounded number of rows at a time."""
+"""What the operations on the vocabulary head share: filters, the head product in bounded pieces, and who runs it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
-from scdd.core import Head
+from scdd.core import Head, UserError
+
+IMPLS = ("auto", "reference", "chunked", "triton")
+HAS_TRITON = find_spec("triton") is not None  # known before a compiler traces anything
+
+
+def choose(impl: str, where: Tensor) -> str:
+    """The implementation meant by `impl` for tensors like `where`: Triton on CUDA, chunked torch elsewhere."""
+    if impl not in IMPLS:
+        raise UserError(f"impl is {impl!r}: choose one of {', '.join(IMPLS)}.", "impl")
+    if impl != "auto":
+        return impl
+    return "triton" if where.is_cuda and HAS_TRITON else "chunked"
+
+
+@dataclass(frozen=True)
+class Filters:
+    """x_θ is replaced by its filtered self everywhere: in draws and in x_θ(z_t), hence in the posterior.
+
+    In this order: logits are divided by `temperature`; token v stays if fewer than `top_k` tokens are strictly more
+    likely; of what is left, renormalised, v stays if the mass strictly more likely than v is below `top_p` (Holtzman's
+    nucleus: the token that crosses the threshold is kept). Tied tokens stay or go together, so no order matters, and
+    every filter is one threshold on the logit.
+    """
+
+    top_p: float = 1.0
+    top_k: int | None = None
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.top_p <= 1.0:
+            raise UserError(f"top_p is {self.top_p}: choose a mass in (0, 1]; 1 switches it off.")
+        if self.top_k is not None and self.top_k < 1:
+            raise UserError(f"top_k is {self.top_k}: keep at least one token, or leave it out.")
+        if not self.temperature > 0.0:
+            raise UserError(
+                f"temperature is {self.temperature}: it must be positive; use top_k=1 for greedy draws."
+            )
+
+    @property
+    def cuts(self) -> bool:
+        """Whether any token may be cut off."""
+        return self.top_p < 1.0 or self.top_k is not None
+
+
+NO_FILTERS = Filters()
+
 
 CHUNK_BYTES = {
     "cuda": 448 << 20,
