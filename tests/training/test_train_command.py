@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from scdd import bundle
+from scdd.bundle import folder as bundle
 from scdd.assemble import training as build
 from scdd.cli.main import main
 from scdd.data.prepare import Preparation

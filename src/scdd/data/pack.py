@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,8 @@ Tokens = NDArray[np.int64]
 
 class Blocks(Protocol):
     """Random access to blocks 0 … len − 1."""
+
+    packing: ClassVar[Packing]
 
     @property
     def length(self) -> int:
@@ -40,6 +42,7 @@ class Wrapped:
 
     stream: TokenStream
     length: int
+    packing: ClassVar[Packing] = "wrap"
 
     def __len__(self) -> int:
         return self.stream.n_tokens // (self.length - 2)
@@ -63,6 +66,7 @@ class Apart:
 
     stream: TokenStream
     length: int
+    packing: ClassVar[Packing] = "documents"
 
     def __len__(self) -> int:
         return (self.stream.n_tokens + self.stream.n_documents) // self.length
@@ -99,9 +103,11 @@ class Apart:
 def cut(stream: TokenStream, length: int, packing: Packing = "wrap") -> Blocks:
     """Blocks of `length` tokens; refuses a length or a stream too short for one block."""
     if length < 4:
-        raise UserError(f"a length of {length} is too short for [BOS] … [EOS] blocks: choose 4 or more.")
+        raise UserError(
+            f"length is {length}, too short for [BOS] … [EOS] blocks: choose 4 or more.", "length"
+        )
     if packing not in ("wrap", "documents"):
-        raise UserError(f"packing '{packing}' is not known: choose wrap or documents.")
+        raise UserError(f"packing '{packing}' is not known: choose wrap or documents.", "packing")
     blocks: Blocks = Wrapped(stream, length) if packing == "wrap" else Apart(stream, length)
     if not len(blocks):
         raise UserError(

@@ -69,7 +69,7 @@ def _drive(items: Iterator[Any], idle: list[Connection]) -> Iterator[Any]:
                 done[busy.pop(connection)] = connection.recv()
             except (EOFError, ConnectionError) as death:
                 raise UserError(
-                    "a worker process was killed, perhaps for lack of memory: run the same command again with fewer --workers."
+                    "a worker process was killed, perhaps for lack of memory: run it again with fewer workers."
                 ) from death
             idle.append(connection)
 

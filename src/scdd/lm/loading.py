@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from scdd import bundle, recipe
+from scdd import recipe
 from scdd.assemble import model as build
+from scdd.bundle import folder as bundle
 from scdd.core.errors import UserError
 from scdd.data.tokenizer import TextTokenizer
 from scdd.lm.checks import check_kinds
