@@ -230,16 +230,18 @@ _CUTTERS: dict[Separator, Callable[[Source, BinaryIO], Iterator[Record]]] = {
 
 def parse(source: Source, record: Record) -> str:
     """The document's text; a broken line or broken UTF-8 is refused with its place."""
-    if source.kind != "json":
-        try:
-            # A dataset's rows are already text: only lone surrogates can be wrong with them.
-            text = record.raw.decode("utf-8").removeprefix("\ufeff")
-        except UnicodeDecodeError as error:
-            line = record.line + record.raw[: error.start].count(b"\n")
-            raise UserError(
-                f"{source.path}, line {line}: not valid UTF-8; convert the file to UTF-8."
-            ) from error
-        return text if source.kind == "dataset" else text.strip("\r\n").replace("\r\n", "\n")
+    if source.kind == "json":
+        return _from_json(source, record)
+    try:
+        # A dataset's rows are already text: only lone surrogates can be wrong with them.
+        text = record.raw.decode("utf-8").removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        line = record.line + record.raw[: error.start].count(b"\n")
+        raise UserError(f"{source.path}, line {line}: not valid UTF-8; convert the file to UTF-8.") from error
+    return text if source.kind == "dataset" else text.strip("\r\n").replace("\r\n", "\n")
+
+
+def _from_json(source: Source, record: Record) -> str:
     place = f"{source.path}, line {record.line}"
     try:
         value = json.loads(record.raw)

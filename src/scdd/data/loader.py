@@ -56,6 +56,9 @@ class Rank:
         return batch_size // self.count
 
 
+ALONE = Rank()
+
+
 class Loader:
     """Endless training batches. Sample n of the run is block order_epoch(n mod N) of epoch n // N, N blocks in all.
 
@@ -70,7 +73,7 @@ class Loader:
         blocks: Blocks,
         batch_size: int,
         seed: int = 0,
-        rank: Rank = Rank(),
+        rank: Rank = ALONE,
         device: torch.device | str = "cpu",
         prefetch: int = 4,
     ) -> None:
@@ -136,7 +139,7 @@ def validation_batches(
     blocks: Blocks,
     batch_size: int,
     limit: int | None = None,
-    rank: Rank = Rank(),
+    rank: Rank = ALONE,
     device: torch.device | str = "cpu",
 ) -> Iterator[Batch]:
     """Blocks in stored order, all of them or the first `limit`; every rank gets as many batches, all of one shape.

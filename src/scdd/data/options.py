@@ -10,7 +10,6 @@ from pydantic import Discriminator
 
 from scdd.core.options import Count, Inside, Options, Text
 
-
 Separator = Literal["auto", "blank-line", "line", "file", "wikitext"]
 """What ends a document of a text file; auto is wikitext (its headings) in .tokens files and blank-line in others."""
 SEPARATORS: tuple[Separator, ...] = get_args(Separator)

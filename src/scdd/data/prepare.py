@@ -12,6 +12,7 @@ import fcntl
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +50,8 @@ class Preparation:
 def prepare(job: Preparation) -> Iterator[PrepareProgress]:
     """Make `job.out`: tokenizer.json, shards, index.json. Yields progress; runs as fast as it is asked."""
     fraction = _check(job)
-    sources = [
-        source
-        for arguments, split in ((job.sources, "hash" if fraction else "train"), (job.valid, "valid"))
-        for source in discover(arguments, field=job.field, separator=job.separator, split=split)
-    ]
+    look = partial(discover, field=job.field, separator=job.separator)
+    sources = look(job.sources, split="hash" if fraction else "train") + look(job.valid, split="valid")
     given = None if job.tokenizer is None else TextTokenizer.load(job.tokenizer)
     about = _describe(job, sources, fraction, given)
     make_folder(job.out)
