@@ -49,7 +49,7 @@ def correct(
     given = o.read_text(text, file)
     if trace is not None:
         from scdd.core.errors import UserError
-        from scdd.trace import check_path
+        from scdd.trace.output import check_path
 
         check_path(trace)
         if mode == "pass":

@@ -32,7 +32,7 @@ def infill(
     """Fill the [MASK] (one token) and [MASK:12] (twelve tokens) spans of a text; the rest stays as it is."""
     given = o.read_text(text, file)
     if trace is not None:
-        from scdd.trace import check_path
+        from scdd.trace.output import check_path
 
         check_path(trace)
     lm = o.open_model(model, process, device, changes)

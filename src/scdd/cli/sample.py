@@ -41,7 +41,7 @@ def sample(
     """Draw text from a model."""
     o.checked(prompt, "--prompt"), o.checked(suffix, "--suffix")
     if trace is not None:
-        from scdd.trace import check_path
+        from scdd.trace.output import check_path
 
         check_path(trace)
     lm = o.open_model(model, process, device, changes)

@@ -191,7 +191,7 @@ def save_trace(path: Path | None, samples: Sequence[Sample | Correction], lm: LM
     """Write the trace, and say so."""
     if path is None:
         return
-    from scdd import trace
+    from scdd.trace.output import write
 
-    trace.write(path, samples, lm.tokenizer, title)
+    write(path, samples, lm.tokenizer, title)
     typer.secho(f"wrote {path}", err=True, dim=True)
