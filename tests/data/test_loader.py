@@ -13,9 +13,6 @@ from scdd.core.errors import UserError
 from scdd.data.loader import Batch, Loader, Rank, validation_batches
 from scdd.data.pack import Packing, cut
 from scdd.data.shards import MemoryTokens
-from scdd.data.texts import from_text
-from scdd.data.tokenizer import TextTokenizer
-from tests.data.conftest import article
 
 # Block i of length 8 holds 6 tokens, all equal to 100 + i, so that a row tells which block it is.
 BLOCKS = 23
@@ -130,16 +127,6 @@ def test_validation_counts_each_block_once(world: int, limit: int | None, count:
         for number in blocks([Batch(rank[k].tokens[: rank[k].real], None, 0)])
     ]
     assert shown == list(range(count))
-
-
-def test_text_at_hand(tokenizer: TextTokenizer) -> None:
-    text = "\n\n".join(article(i).replace("\n\n", "\n") for i in range(3))
-    stream = from_text(text, tokenizer, length=16)
-    assert stream.n_documents == 3
-    assert tokenizer.decode(stream.read(0, stream.end(0) - 1).tolist()) == article(0).replace("\n\n", "\n")
-    assert from_text(text, tokenizer, 16, separator="file").n_documents == 1
-    with pytest.raises(UserError, match="not enough for one block"):
-        from_text("short", tokenizer, length=64)
 
 
 @pytest.mark.gpu

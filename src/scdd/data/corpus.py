@@ -6,7 +6,6 @@ parsing (`parse`) belong to whoever has a core to spare. A record's place, (sour
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -35,9 +34,9 @@ class Source:
 
     path: str
     kind: Literal["json", "text", "dataset"]
-    separator: Separator = "line"
-    field: str = "text"  # which holds the text, in JSON lines and datasets
-    split: Split = "hash"
+    separator: Separator
+    field: str  # which holds the text, in JSON lines and datasets
+    split: Split
     size: int = 0  # bytes on disk; 0 when unknown
 
 
@@ -91,13 +90,6 @@ def read(
     if not texts:
         raise UserError(f"{', '.join(map(str, arguments))} holds no text: give a file with some.")
     return texts
-
-
-def documents_in(text: str, separator: Separator = "auto") -> list[str]:
-    """The documents of a text at hand, the same as of a text file that holds it."""
-    source = Source("the text", "text", "blank-line" if separator == "auto" else separator)
-    records = _CUTTERS[source.separator](source, io.BytesIO(text.encode()))
-    return [document for record in records if (document := parse(source, record)).strip()]
 
 
 def _files(path: Path) -> list[Path]:

@@ -101,7 +101,7 @@ class Loader:
 
     def __iter__(self) -> Iterator[Batch]:
         pin = self.device.type == "cuda"
-        for batch in _ahead(self._batches(self.cursor, pin), self.prefetch):
+        for batch in _prefetched(self._batches(self.cursor, pin), self.prefetch):
             # Before it is used: a state saved after the step names the next batch.
             self.cursor += self.batch_size
             yield batch.to(self.device)
@@ -156,7 +156,7 @@ def validation_batches(
             batch = _batch(blocks, np.minimum(wanted, count - 1), real=int((wanted < count).sum()))
             yield batch.pinned() if pin else batch
 
-    for batch in _ahead(batches(), depth=2):
+    for batch in _prefetched(batches(), depth=2):
         yield batch.to(device)
 
 
@@ -166,7 +166,7 @@ def _batch(blocks: Blocks, indices: np.ndarray[Any, np.dtype[np.int64]], real: i
     return Batch(torch.from_numpy(tokens), owners, len(indices) if real is None else real)
 
 
-def _ahead(batches: Iterator[Batch], depth: int) -> Iterator[Batch]:
+def _prefetched(batches: Iterator[Batch], depth: int) -> Iterator[Batch]:
     """The same batches, made by a thread up to `depth` ahead; its errors are raised here, and it ends when we do."""
     if depth < 1:
         yield from batches

@@ -1,8 +1,8 @@
 """Blocks of exactly L tokens, cut from a stream of documents when they are read.
 
-`wrap` is the paper's (and MDLM's) way: documents run on, [EOS] between them, and every block is [BOS] + L − 2 tokens + [EOS].
-`documents` keeps them apart: each one is [BOS] … [EOS], and a block records which of its positions belong together, so that
-attention can stay inside a document. Long documents go on in the next block. Neither needs padding: every position is a real token.
+`wrap` is what the paper and MDLM do: documents run on, [EOS] between them, and every block is [BOS] + L − 2 tokens
++ [EOS]. `documents` keeps them apart: each one is [BOS] … [EOS], and a block records which of its positions belong
+together, so that attention can stay inside a document. Long documents go on in the next block. Neither needs padding.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Blocks(Protocol):
 
 
 @dataclass(frozen=True)
-class Wrapped:
+class WrappedBlocks:
     """[BOS] + (L − 2) tokens of the stream + [EOS]; what is left at the stream's end is dropped."""
 
     stream: TokenStream
@@ -58,7 +58,7 @@ class Wrapped:
 
 
 @dataclass(frozen=True)
-class Apart:
+class DocumentBlocks:
     """Blocks of the stream in which every document also has its [BOS], with document numbers.
 
     Document i starts at place end(i − 1) + i of that longer stream: one [BOS] for each document before it.
@@ -108,7 +108,7 @@ def cut(stream: TokenStream, length: int, packing: Packing = "wrap") -> Blocks:
         )
     if packing not in ("wrap", "documents"):
         raise UserError(f"packing '{packing}' is not known: choose wrap or documents.", "packing")
-    blocks: Blocks = Wrapped(stream, length) if packing == "wrap" else Apart(stream, length)
+    blocks: Blocks = WrappedBlocks(stream, length) if packing == "wrap" else DocumentBlocks(stream, length)
     if not len(blocks):
         raise UserError(
             f"the data has {stream.n_tokens} tokens, not enough for one block of {length}: give more text or a shorter length."

@@ -20,7 +20,7 @@ from scdd.core.errors import UserError
 from scdd.data.collect import PROGRESS, SPLITS, Collector, Journal, PrepareProgress, require_same
 from scdd.data.corpus import Source, batches, discover, documents
 from scdd.data.detokenize import detokenizer
-from scdd.data.encode import Encoder, is_valid, peak_memory
+from scdd.data.encode import Encoder, is_valid
 from scdd.data.files import make_folder
 from scdd.data.options import Separator
 from scdd.data.pool import ordered_map
@@ -150,31 +150,17 @@ def _finished(out: Path, about: dict[str, Any]) -> PrepareProgress:
     manifest = read_manifest(out)
     require_same(out, about, manifest["preparation"])
     (out / PROGRESS).unlink(missing_ok=True)  # killed between writing the manifest and removing the journal
-    shards = [Shards(out, name) for name in manifest["splits"]]
-    for split in shards:
+    splits = {name: Shards(out, name) for name in manifest["splits"]}
+    for split in splits.values():
         split.verify()
-    splits = [split.info for split in shards]
-    size = sum(info.bytes for info in splits)
-    return PrepareProgress(
-        "done",
-        documents=sum(info.documents for info in splits),
-        tokens=sum(info.tokens for info in splits),
-        text_bytes=size,
-        shards=sum(len(info.shards) for info in splits),
-        resumed_bytes=size,
-        parent_peak=peak_memory(),
-    )
+    journal = Journal(out / PROGRESS, about, (0, 0), {name: split.info for name, split in splits.items()})
+    return Collector(out, 0, journal, manifest["tokenizer"]["hash"]).progress("done", 0, 0)
 
 
 def _clear(out: Path) -> None:
     """Remove what an earlier preparation wrote, the manifest first, and nothing else."""
-    ours = [
-        out / INDEX,
-        out / PROGRESS,
-        *(p for s in SPLITS for p in sorted(out.glob(f"{s}-*.bin"))),
-        out / "tokenizer.json",
-    ]
-    for path in ours:
+    shards = [path for split in SPLITS for path in sorted(out.glob(f"{split}-*.bin"))]
+    for path in (out / INDEX, out / PROGRESS, *shards, out / "tokenizer.json"):
         path.unlink(missing_ok=True)
 
 

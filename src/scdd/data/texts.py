@@ -1,24 +1,10 @@
-"""Small texts in memory: as a stream of tokens, and split into training and validation."""
+"""Small texts in memory, split into training and validation."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from scdd.data.corpus import documents_in
-from scdd.data.options import Separator
 from scdd.data.order import Permutation
-from scdd.data.pack import cut
-from scdd.data.shards import MemoryTokens
-from scdd.data.tokenizer import TextTokenizer
-
-
-def from_text(
-    text: str, tokenizer: TextTokenizer, length: int, separator: Separator = "auto"
-) -> MemoryTokens:
-    """A stream of a text at hand, enough for one block of `length` at least."""
-    stream = MemoryTokens.encoded(documents_in(text, separator), tokenizer)
-    cut(stream, length)
-    return stream
 
 
 def split_texts(texts: list[str], share: float) -> tuple[list[str], list[str]]:
