@@ -64,7 +64,8 @@ def random_model(folder: Path, size: str, vocab: int, length: int) -> Path:
     """A checkpoint with random weights, and a tokenizer made from the bundled text."""
     import torch
 
-    from scdd import bundle, recipe
+    from scdd import recipe
+    from scdd.bundle.folder import Identity, write
     from scdd.data.tokenizer import TextTokenizer
     from scdd.models.dit import SIZES, DiT
 
@@ -79,14 +80,13 @@ def random_model(folder: Path, size: str, vocab: int, length: int) -> Path:
     spec = recipe.load(
         "nano", [f"model.size={size}", f"data.length={length + 2}", f"data.vocab_size={vocab}"]
     )
-    return bundle.write(
-        folder,
+    identity = Identity(
         recipe=recipe.dumps(spec),
-        weights=dict(model.state_dict()),
         vocab=tokenizer.vocab,
         tokenizer=tokenizer.to_str(),
         network=asdict(model.config),
     )
+    return write(folder, identity, dict(model.state_dict()))
 
 
 @contextmanager

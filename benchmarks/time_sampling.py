@@ -27,6 +27,7 @@ from torch import Tensor
 from scdd.core import Vocab
 from scdd.core.rng import derive_seed
 from scdd.data.loader import Batch, Loader, validation_batches
+from scdd.data.pack import cut
 from scdd.data.shards import Shards
 from scdd.models.dit import DiT, DiTConfig
 from scdd.models.ema import EMA
@@ -119,9 +120,8 @@ class Bench:
         self.world = World(device=self.device)
         self.reporter = DiffusionObjective(SCDD(self.vocab, Peaked(0.2)), TimeSampler(), compile=True)
         limit = min(args.batch, args.valid)
-        self.held = list(
-            validation_batches(self.valid, args.length, limit, limit=args.valid, device=self.device)
-        )
+        blocks = cut(self.valid, args.length)
+        self.held = list(validation_batches(blocks, limit, limit=args.valid, device=self.device))
         self.compiled = False
 
     def parallel(self, objective: DiffusionObjective) -> Parallel:
@@ -179,7 +179,7 @@ class Run:
         )
         self.optimiser = Optimiser(bench.net.named_parameters(), settings)
         self.ema = EMA(bench.net, args.ema)
-        self.loader = Loader(bench.train, args.length, args.batch, seed=args.seed, device=bench.device)
+        self.loader = Loader(cut(bench.train, args.length), args.batch, seed=args.seed, device=bench.device)
 
     def advance(self, batch: Batch) -> None:
         parallel = next(p for share, p in reversed(self.phases) if self.step >= share * self.total)

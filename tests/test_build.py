@@ -190,7 +190,7 @@ def test_texts_are_split_by_document_and_a_single_one_by_its_end(tmp_path: Path)
     assert one.valid is not None
     tokens = one.train.read(0, one.train.n_tokens - 1)
     assert one.tokenizer.decode(tokens.tolist()) == "abcdefghij" * 90
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(UserError, match=r"data\.path: .*does not exist"):
         build.corpus(small(data={**data, "path": str(tmp_path / "absent.txt")}))
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="holds no text"):

@@ -183,7 +183,7 @@ def test_trace_gif(scdd, tmp_path: Path) -> None:
         (["sample", "--length", "1000000000000"], "give 1 to"),
         (["sample", "--set", "model.size=small"], "only sampling"),
         (["sample", "--final", "argmax"], "final is"),
-        (["sample", "--top-p", "2"], "top_p"),
+        (["sample", "--top-p", "2"], "--top-p is 2"),
         (["sample", "--process", "mdlm"], "ρ ≡ 1"),
         (["sample", "--prompt", "x" * 60], "raise length"),
         (["sample", "--prompt", "caf\udce9"], "UTF-8"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 import scdd
-from scdd import bundle
+from scdd.bundle import folder as bundle
 from scdd.core import UserError
 from scdd.core.head import padded
 from scdd.lm.loading import BUNDLED
@@ -307,15 +308,8 @@ def test_autoregressive_models(tmp_path: Path) -> None:
 
 def test_converted_checkpoints_ask_for_their_process(tmp_path: Path, folder: Path) -> None:
     found = bundle.read(folder)
-    converted = bundle.write(
-        tmp_path / "converted",
-        recipe="model:\n  kind: dit\n",
-        weights=found.weights,
-        vocab=found.vocab,
-        tokenizer=found.tokenizer,
-        network=found.network,
-        extra={"converted_from": "model.pt"},
-    )
+    identity = replace(found, recipe="model:\n  kind: dit\n", extra={"converted_from": "model.pt"})
+    converted = bundle.write(tmp_path / "converted", identity, found.weights)
     with pytest.raises(UserError, match="does not say its process"):
         scdd.load(converted)
     assert isinstance(scdd.load(converted, process="scdd", device="cpu").process, SCDD)

@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from scdd import bundle
 from scdd.assemble import training as build
+from scdd.bundle import folder as bundle
 from scdd.cli.main import main
 from scdd.data.prepare import Preparation
 from scdd.data.prepare import prepare as run_preparation

@@ -10,14 +10,16 @@ from typing import Any
 import torch
 
 from scdd.assemble.model import FOREIGN, network, network_config, process
-from scdd.core.errors import UserError
+from scdd.bundle.folder import Identity
+from scdd.core.errors import UserError, at
 from scdd.core.rng import derive_seed
 from scdd.core.vocab import Vocab
-from scdd.data.loader import Loader, validation_batches
+from scdd.data import corpus as documents
+from scdd.data.loader import Loader, Rank, validation_batches
 from scdd.data.options import ShardsOptions, TextOptions
-from scdd.data.pack import Packing
+from scdd.data.pack import Packing, cut
 from scdd.data.shards import MemoryTokens, Shards, TokenStream, read_manifest
-from scdd.data.texts import read_texts, split_texts
+from scdd.data.texts import split_texts
 from scdd.data.tokenizer import TextTokenizer
 from scdd.models.dit import DiT
 from scdd.models.heads import QualityHead
@@ -34,7 +36,7 @@ from scdd.recipe import Recipe, dumps
 from scdd.training.optim import Optim
 from scdd.training.options import TrainingOptions
 from scdd.training.parallel import Parallel, Step, World
-from scdd.training.resume import Checkpoints, Identity
+from scdd.training.resume import Checkpoints
 from scdd.training.trainer import Settings, Trainer
 from scdd.training.validate import validate
 
@@ -83,13 +85,14 @@ class Corpus:
 
 def corpus(spec: Recipe, tokenizer: str | None = None, verify: bool = False) -> Corpus:
     """The recipe's data. `tokenizer` is the text of the one that the run already uses; `verify` reads every checksum."""
-    return DATA[spec.data.kind](
-        spec.data, TextTokenizer(tokenizer) if tokenizer is not None else None, verify
-    )
+    known = TextTokenizer(tokenizer) if tokenizer is not None else None
+    with at("data"):
+        return DATA[spec.data.kind](spec.data, known, verify)
 
 
 def _shards(spec: ShardsOptions, known: TextTokenizer | None, verify: bool) -> Corpus:
-    train = Shards(spec.path, "train")
+    with at("path"):
+        train = Shards(spec.path, "train")
     if known is not None:
         train.require(known)
     held = Shards(spec.path, "valid") if "valid" in read_manifest(Path(spec.path))["splits"] else None
@@ -100,15 +103,14 @@ def _shards(spec: ShardsOptions, known: TextTokenizer | None, verify: bool) -> C
 
 
 def _text(spec: TextOptions, known: TextTokenizer | None, verify: bool) -> Corpus:
-    texts = read_texts(BUNDLED if spec.path == "bundled" else Path(spec.path))
+    with at("path"):
+        texts = documents.read([BUNDLED if spec.path == "bundled" else spec.path], separator=spec.separator)
     held, kept = split_texts(texts, spec.valid_fraction)
     if known is None and spec.tokenizer is not None:
         known = TextTokenizer.load(spec.tokenizer)
     elif known is None:
         known = TextTokenizer.train(kept, spec.vocab_size)
-    train, valid = (
-        MemoryTokens(known.encode_batch(part), known.bos_id, known.eos_id) for part in (kept, held)
-    )
+    train, valid = (MemoryTokens.encoded(part, known) for part in (kept, held))
     return Corpus(known, train, valid, spec.length, _packing(spec))
 
 
@@ -173,17 +175,18 @@ def trainer(spec: Recipe, run: Path, world: World, data: Corpus, aim: Objective 
         net.requires_grad_(False)
     step = Step(net, aim, bf16=training.precision == "bf16", ranks=world.size).to(world.device)
     parallel = Parallel(step, world, compile=training.compile and world.device.type == "cuda")
-    loader = Loader(
-        data.train,
-        data.length,
-        training.batch_size,
-        seed=spec.seed,
-        rank=world.rank,
-        world=world.size,
-        packing=data.packing,
-        device=world.device,
+    with at("data"):
+        blocks = cut(data.train, data.length, data.packing)
+    with at("training"):
+        rank = Rank(world.rank, world.size)
+        loader = Loader(blocks, training.batch_size, spec.seed, rank, world.device)
+    identity = Identity(
+        recipe=dumps(spec),
+        vocab=vocab,
+        tokenizer=data.tokenizer.to_str(),
+        network=asdict(net.config),
+        extra=extra,
     )
-    identity = Identity(dumps(spec), data.tokenizer.to_str(), vocab, asdict(net.config), extra)
     checkpoints = Checkpoints(run, identity, world, training.keep_last)
     return Trainer(
         parallel, optim(training), loader, checkpoints, settings(spec), _validation(spec, data, parallel)
@@ -206,9 +209,8 @@ def _validation(spec: Recipe, data: Corpus, parallel: Parallel) -> Callable[[], 
 
     def measured() -> Estimate:
         limit = training.validate_batches * rows
-        batches = validation_batches(
-            valid, data.length, rows, world.rank, world.size, data.packing, limit, world.device
-        )
+        blocks, rank = cut(valid, data.length, data.packing), Rank(world.rank, world.size)
+        batches = validation_batches(blocks, rows, limit, rank, world.device)
         return validate(parallel, batches, spec.seed, rows, training.micro_batch_size)
 
     return measured
@@ -216,7 +218,7 @@ def _validation(spec: Recipe, data: Corpus, parallel: Parallel) -> Callable[[], 
 
 def _started(spec: Recipe, tokenizer: TextTokenizer, aim: Objective) -> DiT:
     """The recipe's network with another checkpoint's weights; the process it was trained with does not matter."""
-    from scdd import bundle
+    from scdd.bundle import folder as bundle
 
     assert spec.training.start_from is not None
     found = bundle.read(spec.training.start_from)

@@ -58,7 +58,7 @@ def demo(
 
     With the bundled model, and with a fixed seed, so that it shows the same each time.
     """
-    from scdd.trace import check_path
+    from scdd.trace.output import check_path
 
     check_path(trace)
     if run is not None:
@@ -86,7 +86,7 @@ def _trained(folder: Path, seconds: float, device: str | None) -> LM:
 def _show(lm: LM, trace: Path, steps: int | None, seed: int, plain: bool) -> None:
     from rich.console import Console
 
-    from scdd.trace import write
+    from scdd.trace.output import write
 
     live = on_terminal(False, plain)
     console = Console(color_system="auto" if live else None, highlight=False, markup=False, emoji=False)

@@ -57,6 +57,8 @@ VERBS: dict[str, Verb] = {
 class LazyGroup(TyperGroup):
     """Knows its verbs by the table, and imports only the one that is called."""
 
+    running: Any = None  # the verb's own command, once it is known
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         for name, verb in VERBS.items():
@@ -68,7 +70,8 @@ class LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The verb itself, imported now."""
         name, command, rest = super().resolve_command(ctx, args)
-        return name, command if name is None else import_verb(name), rest
+        self.running = command if name is None else import_verb(name)
+        return name, self.running, rest
 
 
 def import_verb(name: str) -> Any:
@@ -85,6 +88,18 @@ def import_verb(name: str) -> Any:
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
     app.command(name)(getattr(module, name))
     return typer.main.get_command(app)
+
+
+def as_typed(error: UserError, command: Any) -> UserError:
+    """The mistake with its option spelt as the command's flag: `top_p is 2: …` becomes `--top-p is 2: …`."""
+    parts = [command, *getattr(command, "commands", {}).values()]
+    flags = {
+        parameter.name: max(parameter.opts, key=len)
+        for part in parts
+        for parameter in getattr(part, "params", ())
+        if parameter.param_type_name == "option"
+    }
+    return error.spelt(flags[error.option]) if error.option in flags else error
 
 
 def _print_version(wanted: bool) -> None:
@@ -111,15 +126,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Plain help text: rich's markup would swallow words in square brackets such as [MASK].
     app = typer.Typer(cls=LazyGroup, add_completion=False, rich_markup_mode=None, no_args_is_help=True)
     app.callback()(_root)
+    group = typer.main.get_command(app)
     try:
         try:
-            typer.main.get_command(app)(args=argv, prog_name="scdd")
+            group(args=argv, prog_name="scdd")
         except SystemExit as stop:
             return stop.code if isinstance(stop.code, int) else 0
         finally:
             flush()
     except UserError as error:
-        for line in str(error).splitlines():
+        for line in str(as_typed(error, getattr(group, "running", None))).splitlines():
             print(f"error: {line}", file=sys.stderr)
         return 2
     except OSError as error:

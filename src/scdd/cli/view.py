@@ -198,7 +198,7 @@ def _shade(doubt: float) -> str:
 def check_trace(path: Path | None) -> None:
     """Refuse a trace that cannot be written, before anything is computed."""
     if path is not None:
-        from scdd.trace import check_path
+        from scdd.trace.output import check_path
 
         check_path(path)
 
@@ -207,7 +207,7 @@ def save_trace(path: Path | None, samples: Sequence[Sample | Correction], lm: LM
     """Write the trace, and say so."""
     if path is None:
         return
-    from scdd import trace
+    from scdd.trace.output import write
 
-    trace.write(path, samples, lm.tokenizer, title)
+    write(path, samples, lm.tokenizer, title)
     typer.secho(f"wrote {path}", err=True, dim=True)

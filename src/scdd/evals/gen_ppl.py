@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scdd import bundle
+from scdd.bundle import folder as bundle
 from scdd.core.errors import UserError
 from scdd.evals import stats
 from scdd.evals.likelihood import Watch, likelihood

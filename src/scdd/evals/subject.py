@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from scdd import bundle
+from scdd.bundle import folder as bundle
 from scdd.lm import LM, load
 from scdd.lm.loading import BUNDLED
 from scdd.processes.base import Process

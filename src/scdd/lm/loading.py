@@ -7,8 +7,9 @@ from pathlib import Path
 
 import torch
 
-from scdd import bundle, recipe
+from scdd import recipe
 from scdd.assemble import model as assemble
+from scdd.bundle import folder as bundle
 from scdd.core.errors import UserError
 from scdd.data.tokenizer import TextTokenizer
 from scdd.lm.model import LM

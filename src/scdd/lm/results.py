@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields
+from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -90,9 +91,13 @@ class Sample(Drawn):
     trajectory: Trajectory | None = field(default=None, metadata=HIDDEN, repr=False)
 
     def _repr_html_(self) -> str:
-        from scdd.trace.html import sample_html
+        from scdd.trace.page import player
 
-        return sample_html(self)
+        return (
+            f"<pre>{escape(self.text)}</pre>"
+            if self.trajectory is None
+            else player(self, self.trajectory.tokenizer)
+        )
 
 
 @dataclass(frozen=True)
@@ -127,9 +132,9 @@ class Score(Result):
         object.__setattr__(self, "log_p", mean)
 
     def _repr_html_(self) -> str:
-        from scdd.trace.html import score_html
+        from scdd.trace.html import heat_map
 
-        return score_html(self)
+        return heat_map(self)
 
 
 @dataclass(frozen=True)
@@ -173,6 +178,6 @@ class Correction(Repaired):
     trajectory: Trajectory | None = field(default=None, metadata=HIDDEN, repr=False)
 
     def _repr_html_(self) -> str:
-        from scdd.trace.html import correction_html
+        from scdd.trace.html import diff
 
-        return correction_html(self)
+        return diff(self)
