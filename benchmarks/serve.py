@@ -64,10 +64,10 @@ def random_model(folder: Path, size: str, vocab: int, length: int) -> Path:
     """A checkpoint with random weights, and a tokenizer made from the bundled text."""
     import torch
 
-    from scdd import recipe
     from scdd.bundle.folder import Identity, write
     from scdd.data.tokenizer import TextTokenizer
     from scdd.models.dit import SIZES, DiT
+    from scdd.recipe import load as recipe
 
     texts = [path.read_text(encoding="utf-8") for path in (ROOT / "src/scdd/assets/wiki").glob("*.txt")]
     tokenizer = TextTokenizer.train(texts, vocab)

@@ -19,7 +19,8 @@ from scdd.processes.autoregressive import Autoregressive
 from scdd.processes.gidd import GIDD
 from scdd.processes.mdlm import MDLM
 from scdd.processes.scdd import SCDD
-from scdd.recipe import Recipe, from_dict, load, shipped
+from scdd.recipe.load import from_dict, load, shipped
+from scdd.recipe.sections import Recipe
 from scdd.samplers.options import SamplingOptions
 from scdd.training.parallel import World
 

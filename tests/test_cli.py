@@ -17,7 +17,7 @@ from scdd import __version__
 from scdd.cli import machine
 from scdd.cli import main as cli
 from scdd.core.errors import UserError
-from scdd.recipe import dumps, load, loads
+from scdd.recipe.load import dumps, load, loads
 
 
 @pytest.fixture

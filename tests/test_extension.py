@@ -11,13 +11,13 @@ import pytest
 import torch
 
 import scdd
-from scdd import recipe
 from scdd.assemble import training as build
 from scdd.core import Levels, Transition, UserError
 from scdd.evals.cells import Store
 from scdd.evals.generation import SamplingSpec
 from scdd.evals.measure import measure_samples
 from scdd.evals.subject import open_model
+from scdd.recipe import load as recipe
 from scdd.samplers.base import Context, Sampler
 from scdd.schedules.base import Schedule
 from scdd.training.parallel import World

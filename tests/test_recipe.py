@@ -14,8 +14,8 @@ from scdd.models.options import DiTOptions
 from scdd.objectives.options import ArOptions as ArObjectiveOptions
 from scdd.objectives.options import PrismOptions
 from scdd.processes.options import AutoregressiveOptions, MdlmOptions
-from scdd.recipe import Recipe, dumps, from_dict, load, loads, schema, shipped, to_dict
-from scdd.recipe.text import parse, render
+from scdd.recipe.load import dumps, from_dict, load, loads, parse, render, schema, shipped, to_dict
+from scdd.recipe.sections import Recipe
 from scdd.recipe.tree import settings as all_settings
 from scdd.samplers.options import ArOptions as ArSamplerOptions
 from scdd.samplers.options import SamplingOptions

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
-from scdd import recipe
 from scdd.bundle.folder import Identity, write
 from scdd.data.tokenizer import TextTokenizer
 from scdd.models.dit import DiT, DiTConfig
 from scdd.models.heads import QualityHead
+from scdd.recipe import load as recipe
 
 TEXT = "The river runs to the sea. The quick brown fox jumps over the lazy dog, and the falcon flies over the river. "
 RECIPE = """

@@ -335,8 +335,8 @@ def test_the_command_line(
 
 @pytest.mark.parametrize("separator", SEPARATORS)
 def test_a_recipe_and_a_preparation_read_the_same_documents(tmp_path: Path, separator: Separator) -> None:
-    from scdd import recipe
     from scdd.assemble.training import corpus as read_corpus
+    from scdd.recipe import load as recipe
 
     source = tmp_path / "a.txt"
     source.write_bytes("\n\n".join(article(i) for i in range(40)).replace("\n", "\r\n").encode())

@@ -15,7 +15,7 @@ from scdd.evals import benchmarks
 from scdd.evals.cells import Store
 from scdd.evals.subject import EvalModel
 from scdd.evals.zero_shot import Question, answers, framed, measure_zero_shot
-from scdd.recipe.text import parse
+from scdd.recipe.load import parse
 
 QUESTIONS = [
     Question("a/0", ("The river runs to the sea.", "The river runs to the fox.", "The river runs over.")),

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from scdd.assemble import training as build
 from scdd.objectives.batch_slice import BatchSlice
 from scdd.objectives.diffusion import DiffusionObjective
-from scdd.recipe import load
+from scdd.recipe.load import load
 from scdd.training.log import Lines, Log, Terminal, describe
 from scdd.training.optim import Optim, Optimiser
 from scdd.training.parallel import World

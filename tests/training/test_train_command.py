@@ -16,7 +16,7 @@ from scdd.bundle import folder as bundle
 from scdd.cli.main import main
 from scdd.data.prepare import Preparation
 from scdd.data.prepare import prepare as run_preparation
-from scdd.recipe import load
+from scdd.recipe.load import load
 from scdd.training.parallel import World
 
 from .conftest import curve, weights

@@ -14,7 +14,7 @@ from scdd.models.dit import SIZES, DiT, DiTConfig
 from scdd.processes.autoregressive import Autoregressive
 from scdd.processes.base import Process
 from scdd.processes.options import PROCESSES, AutoregressiveOptions, ProcessOptions
-from scdd.recipe import Recipe
+from scdd.recipe.sections import Recipe
 from scdd.schedules.base import Schedule
 from scdd.schedules.options import SCHEDULES, ScheduleOptions
 

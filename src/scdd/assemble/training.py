@@ -32,7 +32,8 @@ from scdd.objectives.prism import PrismObjective
 from scdd.objectives.times import Adaptive, Power, TimeSampler
 from scdd.processes.base import Process
 from scdd.processes.options import AutoregressiveOptions
-from scdd.recipe import Recipe, dumps
+from scdd.recipe.load import dumps
+from scdd.recipe.sections import Recipe
 from scdd.training.optim import Optim
 from scdd.training.options import TrainingOptions
 from scdd.training.parallel import Parallel, Step, World

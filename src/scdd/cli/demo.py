@@ -73,7 +73,7 @@ def demo(
 def _trained(folder: Path, seconds: float, device: str | None) -> LM:
     """The nano recipe, run by the trainer that `scdd train` uses."""
     from scdd.cli.train import check_same, run
-    from scdd.recipe import load
+    from scdd.recipe.load import load
 
     spec = load("nano", [f"training.max_seconds={seconds}"])
     check_same(spec, folder)

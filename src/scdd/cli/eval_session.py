@@ -171,8 +171,8 @@ def stream_of(subject: EvalModel, paths: Sequence[str] | None, field: str) -> tu
     if paths:
         names, places = zip(*map(split_name, paths), strict=True)
         return open_stream(places, subject.lm.tokenizer, field), " + ".join(names)
-    from scdd import recipe
     from scdd.assemble import training as build
+    from scdd.recipe import load as recipe
 
     if subject.recipe is None:
         raise UserError(f"{subject.label} says nothing of its data: name a text with --text.")

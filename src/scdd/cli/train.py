@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from scdd.core.errors import UserError
-from scdd.recipe import Recipe, dumps, load, to_dict
+from scdd.recipe.load import dumps, load, to_dict
+from scdd.recipe.sections import Recipe
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from scdd.evals.cells import Measurement
-from scdd.recipe.text import parse
+from scdd.recipe.load import parse
 
 # None: not a cell of samples, or one of before the recipe's choices were written into its settings
 PLAIN_GRID, PAPERS_FINAL, PAPERS_TEMPERATURE, PAPERS_TOP_P = (

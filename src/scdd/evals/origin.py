@@ -11,7 +11,7 @@ from typing import Any
 from scdd.evals.cells import Measurement, digest
 from scdd.evals.names import PLAIN_GRID, SHORT, joined
 from scdd.evals.tables import Table, plain
-from scdd.recipe.text import parse
+from scdd.recipe.load import parse
 
 MANY = 4  # names in a heading
 INTERMEDIATE = ("samples", "denoised")  # texts that other cells judge

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from scdd.evals.subject import EvalModel
-from scdd.recipe.text import parse
+from scdd.recipe.load import parse
 from scdd.schedules.peaked import Peaked
 
 ASSETS = Path(__file__).parent / "assets"

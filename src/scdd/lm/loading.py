@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 
-from scdd import recipe
 from scdd.assemble import model as assemble
 from scdd.bundle import folder as bundle
 from scdd.core.errors import UserError
@@ -21,6 +20,7 @@ from scdd.models.rotary import Rotary
 from scdd.processes.autoregressive import Autoregressive
 from scdd.processes.base import Process
 from scdd.processes.options import PROCESSES, MdlmOptions, NoisyOptions
+from scdd.recipe.load import ModelRecipe, model_recipe
 from scdd.samplers.options import SamplingOptions
 
 BUNDLED = Path(__file__).resolve().parent.parent / "assets" / "model"
@@ -58,13 +58,13 @@ def load(
         raise UserError(
             f"{checkpoint.folder} has no tokenizer.json, so it cannot write text: convert it with its tokenizer."
         )
-    spec = _recipe(checkpoint, changes)
-    network = _network(checkpoint, spec)
+    spec = model_recipe(checkpoint.recipe, str(checkpoint.folder / "recipe.yaml"), changes)
+    network = _network(checkpoint)
     model = LM(
         network,
         _process(checkpoint, spec, process),
         TextTokenizer(checkpoint.tokenizer, str(checkpoint.folder / "tokenizer.json")),
-        context or (spec.data.length if spec is not None else CONTEXT),
+        context or (spec.length if spec is not None else CONTEXT),
         sampling=spec.sampling if spec is not None else SamplingOptions(),
         repair=RepairOptions(**checkpoint.extra.get(REPAIR, {})),
         quality=_quality(checkpoint, network.config),
@@ -88,26 +88,13 @@ def locate(source: str | Path | None) -> str | Path:
     return source
 
 
-def _recipe(checkpoint: bundle.Bundle, overrides: Iterable[str]) -> recipe.Recipe | None:
-    """The recipe, or None for a converted checkpoint, whose recipe is the network's section only."""
-    try:
-        return recipe.loads(checkpoint.recipe, str(checkpoint.folder / "recipe.yaml"), overrides)
-    except UserError:
-        if checkpoint.network is None or "converted_from" not in checkpoint.extra:
-            raise
-        return None
-
-
-def _network(checkpoint: bundle.Bundle, spec: recipe.Recipe | None) -> DiT:
+def _network(checkpoint: bundle.Bundle) -> DiT:
     weights = {k: v for k, v in checkpoint.weights.items() if not k.startswith("quality.")}
-    if checkpoint.network is not None:
-        config = DiTConfig(**checkpoint.network)
-    elif spec is not None:
-        config = assemble.network_config(spec, input_bias="output.input_bias" in weights)
-    else:
+    if checkpoint.network is None:
         raise UserError(
             f"{checkpoint.folder} does not say its network's shape: take the folder again from where it came."
         )
+    config = DiTConfig(**checkpoint.network)
     with torch.device("meta"):
         network = DiT(config, checkpoint.vocab)
     try:
@@ -122,7 +109,7 @@ def _network(checkpoint: bundle.Bundle, spec: recipe.Recipe | None) -> DiT:
 
 
 def _process(
-    checkpoint: bundle.Bundle, spec: recipe.Recipe | None, wanted: str | Process | None
+    checkpoint: bundle.Bundle, spec: ModelRecipe | None, wanted: str | Process | None
 ) -> Process | Autoregressive:
     """The recipe's process; under another name, that kernel with the same schedule, hence the same marginals."""
     if isinstance(wanted, Process):

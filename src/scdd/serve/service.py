@@ -18,7 +18,6 @@ from typing import Any
 from fastapi import Request
 from pydantic import TypeAdapter
 
-from scdd import recipe
 from scdd.assemble import model as assemble
 from scdd.core.errors import UserError
 from scdd.core.options import component
@@ -27,6 +26,7 @@ from scdd.lm.options import RepairOptions
 from scdd.lm.rows import SPAN
 from scdd.processes.base import Process
 from scdd.processes.options import PROCESSES, AutoregressiveOptions, ProcessOptions
+from scdd.recipe import load as recipe
 from scdd.samplers.options import SAMPLER_NAMES, SAMPLERS, SamplingOptions, sampler_options
 from scdd.samplers.plan import SamplingPlan
 from scdd.serve import requests as ask
