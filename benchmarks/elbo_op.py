@@ -13,7 +13,7 @@ from torch import Tensor
 
 from common import measure, parser, report, result
 from scdd.core import ElboCoefficients, Head, Vocab
-from scdd.core.head import padded
+from scdd.core.types import padded
 from scdd.ops.elbo import elbo
 from scdd.processes.scdd import SCDD
 from scdd.schedules.peaked import Peaked

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from common import matmul_rate, measure, parser, report, result
 from scdd.core import Vocab
-from scdd.core.head import padded
+from scdd.core.types import padded
 from scdd.models.compiled import compile_network
 from scdd.models.dit import SIZES, DiT
 from scdd.models.ema import EMA

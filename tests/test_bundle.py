@@ -16,7 +16,7 @@ from torch import Tensor
 
 from scdd.bundle.folder import Bundle, Identity, locate, newest_checkpoint, read, staged, write
 from scdd.core.errors import UserError
-from scdd.core.vocab import Vocab
+from scdd.core.types import Vocab
 
 VOCAB = Vocab(50, 49)
 TOKENIZER = '{"model": {"vocab": {"a": 0, "b": 1}}}'

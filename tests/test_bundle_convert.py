@@ -20,7 +20,7 @@ from scdd.bundle.folder import read
 from scdd.bundle.layouts import from_gidd, from_reference, to_gidd, to_reference
 from scdd.bundle.unpickle import Inert, StoredTensor, read_checkpoint
 from scdd.core.errors import UserError
-from scdd.core.vocab import Vocab
+from scdd.core.types import Vocab
 from scdd.models.dit import DiT, DiTConfig
 from tests.reference_network import State, logits, random_state
 

@@ -14,8 +14,8 @@ import pytest
 import typer
 
 from scdd import __version__
-from scdd.cli import machine
 from scdd.cli import main as cli
+from scdd.cli import main as machine
 from scdd.core.errors import UserError
 from scdd.recipe.load import dumps, load, loads
 

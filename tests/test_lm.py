@@ -14,7 +14,7 @@ from torch import Tensor
 import scdd
 from scdd.bundle import folder as bundle
 from scdd.core import UserError
-from scdd.core.head import padded
+from scdd.core.types import padded
 from scdd.lm.loading import BUNDLED
 from scdd.lm.model import LM
 from scdd.lm.rows import continued, whole, with_spans

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from scdd.assemble.run import train
     from scdd.core.denoiser import Denoiser
     from scdd.core.errors import UserError
-    from scdd.core.types import Levels, Transition
-    from scdd.core.vocab import Vocab
+    from scdd.core.types import Levels, Transition, Vocab
     from scdd.evals.measure.evaluate import evaluate
     from scdd.lm.loading import load
     from scdd.lm.model import LM

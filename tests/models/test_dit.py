@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from scdd.core.errors import UserError
-from scdd.core.vocab import Vocab
+from scdd.core.types import Vocab
 from scdd.models.compiled import compile_network
 from scdd.models.denoiser import Denoiser
 from scdd.models.dit import SIZES, DiT, DiTConfig

@@ -12,8 +12,8 @@ from scipy import stats
 from torch import Tensor
 
 from scdd.core import Head, Vocab
-from scdd.core.head import padded
 from scdd.core.rng import CounterRNG
+from scdd.core.types import padded
 from scdd.ops.common import NO_FILTERS, Filters
 from scdd.processes.autoregressive import Autoregressive
 from scdd.processes.base import Process

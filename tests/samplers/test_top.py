@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from scdd.core import Head, Vocab
-from scdd.core.head import padded
+from scdd.core.types import padded
 from scdd.ops.head import top
 from scdd.ops.head.reference import logits
 

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 from dataclasses import replace
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 import torch
 
 from scdd.core.options import component
 from scdd.core.rng import derive_seed
-from scdd.core.vocab import Vocab
+from scdd.core.types import Vocab
 from scdd.models.dit import SIZES, DiT, DiTConfig
 from scdd.processes.autoregressive import Autoregressive
 from scdd.processes.base import Process
 from scdd.processes.options import PROCESSES, AutoregressiveOptions, ProcessOptions
-from scdd.recipe.sections import Recipe
 from scdd.schedules.base import Schedule
 from scdd.schedules.options import SCHEDULES, ScheduleOptions
+
+if TYPE_CHECKING:
+    from scdd.recipe.sections import Recipe
 
 FOREIGN = "process"  # where a checkpoint notes a process that is not its recipe's
 
 
 def schedule(options: ScheduleOptions) -> Schedule:
     """γ_t and ρ_t."""
-    made: Schedule = component(options, SCHEDULES)
+    kind, values = component(options, SCHEDULES)
+    made: Schedule = kind(**values)
     return made
 
 

@@ -13,7 +13,7 @@ from scdd.assemble.model import FOREIGN, network, network_config, process
 from scdd.bundle.folder import Identity
 from scdd.core.errors import UserError, at
 from scdd.core.rng import derive_seed
-from scdd.core.vocab import Vocab
+from scdd.core.types import Vocab
 from scdd.data import corpus as documents
 from scdd.data.loader import Loader, Rank, validation_batches
 from scdd.data.options import ShardsOptions, TextOptions

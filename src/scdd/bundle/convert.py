@@ -14,7 +14,7 @@ from scdd.bundle.folder import TOKENIZER, Identity, write
 from scdd.bundle.layouts import Loadable, from_gidd, from_reference, with_averages
 from scdd.bundle.unpickle import StoredTensor, find, read_checkpoint
 from scdd.core.errors import UserError
-from scdd.core.vocab import Vocab
+from scdd.core.types import Vocab
 from scdd.models.dit import SIZES, DiT, DiTConfig
 
 CANDIDATES = ("model.safetensors", "model.pt", "pytorch_model.bin", "last.ckpt", "checkpoints/last.ckpt")

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from scdd.core.errors import UserError
-from scdd.core.head import padded
-from scdd.core.vocab import Vocab
+from scdd.core.types import Vocab, padded
 from scdd.models.dit import DiT, DiTConfig
 from scdd.models.rotary import BASE, tables
 

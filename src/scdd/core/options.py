@@ -50,16 +50,15 @@ class Options:
                 raise OptionError(f"{place} is {value!r}: {why}.", name)
 
 
-def component(options: Any, homes: Mapping[str, str]) -> Any:
-    """The component of these options: `homes` says, by kind, where it lives ("module:Class"). It is imported now.
+def component(options: Any, homes: Mapping[str, str]) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """(The component's class, its arguments): `homes` says, by kind, where it lives ("module:Class"). It is imported now.
 
-    Components derive from their options, so a component handed in is its own.
+    Components derive from their options, so all that is left to do is to call the one with the others.
     """
     module, _, name = homes[options.kind].partition(":")
-    made = getattr(import_module(module), name)
-    if isinstance(options, made):
-        return options
-    return made(**{each.name: getattr(options, each.name) for each in fields(options)})
+    return getattr(import_module(module), name), {
+        each.name: getattr(options, each.name) for each in fields(options)
+    }
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from scdd.core.errors import UserError, reason
 from scdd.data.files import write_atomically
 
 if TYPE_CHECKING:
-    from scdd.core.vocab import Vocab
+    from scdd.core.types import Vocab
 
 BOS, EOS, MASK = "[BOS]", "[EOS]", "[MASK]"
 _BOS_NAMES = (BOS, "<s>", "<bos>", "<|begin_of_text|>", "<|startoftext|>", "[CLS]", "<|endoftext|>")
@@ -150,7 +150,7 @@ class TextTokenizer:
     @property
     def vocab(self) -> Vocab:
         """V ids with their mask, for the model."""
-        from scdd.core.vocab import Vocab  # torch; preparing data does without
+        from scdd.core.types import Vocab  # torch; preparing data does without
 
         return Vocab(size=self.size, mask_id=self.mask_id)
 

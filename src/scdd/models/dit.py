@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scdd.core.errors import UserError
-from scdd.core.head import Head
-from scdd.core.vocab import Vocab
+from scdd.core.types import Head, Vocab
 from scdd.models.attention import Cache, document_mask
 from scdd.models.blocks import Block, Linear, Norm, TimeEmbedding, parts_of, uniform_
 from scdd.models.heads import LMHead, dense_logits

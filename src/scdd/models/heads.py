@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scdd.core.head import Head, padded
-from scdd.core.vocab import Vocab
+from scdd.core.types import Head, Vocab, padded
 from scdd.models.blocks import Linear
 
 

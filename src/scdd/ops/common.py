@@ -105,3 +105,14 @@ def compute_weights(hidden: Tensor, head: Head) -> tuple[Tensor, Tensor]:
     column = torch.arange(weight.shape[0], device=weight.device)
     forbidden = (column == head.vocab.mask_id) | (column >= head.vocab.size)
     return weight, given.masked_fill(forbidden, -torch.inf)
+
+
+def invert(log_p: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """The draw itself; should rounding leave u past the end, the last possible id is taken."""
+    cumulative = log_p.exp().cumsum(-1)
+    target = u.to(torch.float64)[:, None] * cumulative[:, -1:]
+    passed = (cumulative > target) & torch.isfinite(log_p)
+    ids = torch.arange(log_p.shape[-1], device=log_p.device)
+    last = torch.where(torch.isfinite(log_p), ids, 0).amax(-1)
+    tokens = torch.where(passed.any(-1), passed.to(torch.uint8).argmax(-1), last)
+    return tokens, log_p.gather(-1, tokens[:, None])[:, 0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from scdd.core.vocab import Vocab
+from scdd.core.types import Vocab
 
 
 @final

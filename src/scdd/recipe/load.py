@@ -71,8 +71,8 @@ def model_recipe(text: str, source: str = "recipe", overrides: Iterable[str] = (
     if "process" not in tree:
         return None
     changed, paths = _overridden(tree, overrides)
-    wanted = {name: changed[name] for name in ("process", "sampling") if name in changed}
-    data: dict[str, Any] = {**wanted, "length": (changed.get("data") or {}).get("length")}
+    wanted: dict[str, Any] = {name: changed[name] for name in ("process", "sampling") if name in changed}
+    data = {**wanted, "length": (changed.get("data") or {}).get("length")}
     return _checked(TypeAdapter(ModelRecipe), data, source, paths)
 
 

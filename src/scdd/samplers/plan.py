@@ -107,7 +107,8 @@ def _sampler(chosen: Any) -> Sampler:
         return chosen
     if not isinstance(chosen, Options):
         raise OptionError(f"{chosen!r} is no sampler: give a name, options, or a Sampler.", "sampler")
-    sampler: Sampler = component(chosen, SAMPLERS)
+    kind, values = component(chosen, SAMPLERS)
+    sampler: Sampler = kind(**values)
     return sampler
 
 

@@ -20,14 +20,13 @@ from pydantic import TypeAdapter
 
 from scdd.assemble import model as assemble
 from scdd.core.errors import UserError
-from scdd.core.options import component
 from scdd.lm.model import LM
 from scdd.lm.options import RepairOptions
 from scdd.lm.rows import SPAN
 from scdd.processes.base import Process
 from scdd.processes.options import PROCESSES, AutoregressiveOptions, ProcessOptions
 from scdd.recipe import load as recipe
-from scdd.samplers.options import SAMPLER_NAMES, SAMPLERS, SamplingOptions, sampler_options
+from scdd.samplers.options import SAMPLER_NAMES, SamplingOptions
 from scdd.samplers.plan import SamplingPlan
 from scdd.serve import requests as ask
 from scdd.serve.errors import ApiError, beyond, late
@@ -263,7 +262,7 @@ class Service:
 
     def _refusal(self, sampler: str) -> str | None:
         try:
-            component(sampler_options(sampler), SAMPLERS).check(self.lm.engine.model)
+            self.lm.plan(sampler=sampler).sampler.check(self.lm.engine.model)
         except UserError as error:
             return str(error)
         return None

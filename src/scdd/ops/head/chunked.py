@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from scdd.core import Head
-from scdd.ops.common import Filters, chunks, compute_weights, evened, raw_logits
-from scdd.ops.head.reference import invert
+from scdd.ops.common import Filters, chunks, compute_weights, evened, invert, raw_logits
 
 CANDIDATES = 32  # a nucleus is looked for among so many best tokens first
 BINS = 64  # then among all, by bins of the score
