@@ -22,47 +22,43 @@ from scdd.data.tokenizer import TextTokenizer
 from scdd.models.dit import DiT
 from scdd.models.heads import QualityHead
 from scdd.objectives.ar import ArObjective
-from scdd.objectives.base import Objective
+from scdd.objectives.base import Estimate, Objective
 from scdd.objectives.diffusion import DiffusionObjective
-from scdd.objectives.meter import Estimate
 from scdd.objectives.options import ArOptions, PrismOptions
 from scdd.objectives.prism import PrismObjective
-from scdd.objectives.times import Adaptive, Power, TimeSampler
+from scdd.processes.autoregressive import Autoregressive
+from scdd.processes.base import Process
 from scdd.processes.options import AutoregressiveOptions
 from scdd.recipe import Recipe, dumps
-from scdd.training.optim import Optim
-from scdd.training.options import TrainingOptions
-from scdd.training.parallel import Parallel, Step, World
+from scdd.training.parallel import LossModule, Parallel, World
 from scdd.training.resume import Checkpoints, Identity
-from scdd.training.trainer import Settings, Trainer
+from scdd.training.trainer import Trainer
 from scdd.training.validate import validate
 
 BUNDLED = Path(__file__).parent.parent / "assets" / "wiki"
 
 # -- objectives -------------------------------------------------------------------------------------------------
 
-TIMES: dict[str, Callable[[Any, int | None], TimeSampler]] = {
-    "uniform": lambda spec, steps: TimeSampler(steps=steps, stratified=False),
-    "low-discrepancy": lambda spec, steps: TimeSampler(steps=steps),
-    "importance": lambda spec, steps: TimeSampler(Power(spec.power), steps),
-    "adaptive": lambda spec, steps: TimeSampler(
-        Adaptive(spec.power, spec.bins, spec.decay, spec.floor), steps
-    ),
-}
-
 
 def objective(spec: Recipe, vocab: Vocab) -> Objective:
     """What is minimised."""
-    aim = spec.objective
-    if isinstance(aim, ArOptions):
-        return ArObjective()
-    forward = process(spec.process, vocab)
-    if isinstance(aim, PrismOptions):
+    options = spec.objective
+    forward = forward_process(spec, vocab)
+    if isinstance(forward, Autoregressive) or isinstance(
+        options, ArOptions
+    ):  # the recipe has checked that both are
+        return ArObjective(Autoregressive(vocab))
+    if isinstance(options, PrismOptions):
         generator = torch.Generator().manual_seed(derive_seed(spec.seed, "quality") >> 1)
         head = QualityHead(network_config(spec).width, generator=generator)
-        return PrismObjective(forward, head, aim.freeze, aim.share)
-    times = TIMES[aim.times.kind](aim.times, aim.steps)
-    return DiffusionObjective(forward, times, aim.weighting, compile=spec.training.compile)
+        return PrismObjective(forward, head, options)
+    return DiffusionObjective(forward, options, compile=spec.training.compile)
+
+
+def forward_process(spec: Recipe, vocab: Vocab) -> Process | Autoregressive:
+    """The recipe's process."""
+    options = spec.process
+    return Autoregressive(vocab) if isinstance(options, AutoregressiveOptions) else process(options, vocab)
 
 
 # -- data -------------------------------------------------------------------------------------------------------
@@ -119,40 +115,6 @@ DATA: dict[str, Callable[[Any, TextTokenizer | None, bool], Corpus]] = {"shards"
 # -- training ---------------------------------------------------------------------------------------------------
 
 
-def optim(spec: TrainingOptions) -> Optim:
-    """The optimiser and its learning rates."""
-    return Optim(
-        steps=spec.steps,
-        peak=spec.learning_rate,
-        initial=spec.initial_learning_rate,
-        final_fraction=spec.final_fraction,
-        warmup=spec.warmup_steps,
-        betas=spec.betas,
-        epsilon=spec.epsilon,
-        weight_decay=spec.weight_decay,
-        clip=spec.clip,
-        muon=spec.muon,
-        momentum=spec.momentum,
-    )
-
-
-def settings(spec: Recipe) -> Settings:
-    """The run's lengths and intervals."""
-    training = spec.training
-    return Settings(
-        steps=training.steps,
-        batch_size=training.batch_size,
-        micro_batch_size=training.micro_batch_size,
-        ema=training.ema,
-        save_every=training.save_every,
-        validate_every=training.validate_every,
-        log_every=training.log_every,
-        sample_every=training.sample_every,
-        max_seconds=training.max_seconds,
-        seed=spec.seed,
-    )
-
-
 def trainer(spec: Recipe, run: Path, world: World, data: Corpus, aim: Objective | None = None) -> Trainer:
     """All of a run, on this rank, before anything is resumed.
 
@@ -169,8 +131,9 @@ def trainer(spec: Recipe, run: Path, world: World, data: Corpus, aim: Objective 
                 "training.start_from, or set objective.freeze to false."
             )
         net.requires_grad_(False)
-    step = Step(net, aim, bf16=training.precision == "bf16", ranks=world.size).to(world.device)
-    parallel = Parallel(step, world, compile=training.compile and world.device.type == "cuda")
+    net.compute_dtype = torch.bfloat16 if training.precision == "bf16" else None
+    module = LossModule(net, aim, ranks=world.size).to(world.device)
+    parallel = Parallel(module, world, compile=training.compile and world.device.type == "cuda")
     loader = Loader(
         data.train,
         data.length,
@@ -183,33 +146,30 @@ def trainer(spec: Recipe, run: Path, world: World, data: Corpus, aim: Objective 
     )
     identity = Identity(dumps(spec), data.tokenizer.to_str(), vocab, asdict(net.config), extra)
     checkpoints = Checkpoints(run, identity, world, training.keep_last)
-    return Trainer(
-        parallel, optim(training), loader, checkpoints, settings(spec), _validation(spec, data, parallel)
-    )
+    validation = _validation(spec, data, parallel)
+    return Trainer(parallel, loader, checkpoints, training, spec.seed, validation)
 
 
 def _foreign(spec: Recipe, vocab: Vocab, aim: Objective) -> dict[str, Any]:
     """The process of an objective, if it is not the recipe's: checkpoints say so, and are not loaded without it."""
-    trained = getattr(aim, "process", None)
-    own = None if isinstance(spec.process, AutoregressiveOptions) else process(spec.process, vocab)
-    return {} if repr(trained) == repr(own) else {FOREIGN: repr(trained)}
+    own = forward_process(spec, vocab)
+    return {} if repr(aim.process) == repr(own) else {FOREIGN: repr(aim.process)}
 
 
 def _validation(spec: Recipe, data: Corpus, parallel: Parallel) -> Callable[[], Estimate] | None:
     valid, world, training = data.valid, parallel.world, spec.training
     if valid is None:
         return None
-
     rows = training.batch_size
 
-    def measured() -> Estimate:
+    def bound() -> Estimate:
         limit = training.validate_batches * rows
         batches = validation_batches(
             valid, data.length, rows, world.rank, world.size, data.packing, limit, world.device
         )
         return validate(parallel, batches, spec.seed, rows, training.micro_batch_size)
 
-    return measured
+    return bound
 
 
 def _started(spec: Recipe, tokenizer: TextTokenizer, aim: Objective) -> DiT:
@@ -217,15 +177,15 @@ def _started(spec: Recipe, tokenizer: TextTokenizer, aim: Objective) -> DiT:
     from scdd import bundle
 
     assert spec.training.start_from is not None
-    found = bundle.read(spec.training.start_from)
-    found.check(tokenizer.vocab, tokenizer.to_str() if found.tokenizer is not None else None)
-    net = network(spec, tokenizer.vocab, input_bias="output.input_bias" in found.weights)
-    heads = {f"{name}.": module for name, module in aim.modules().items()}
-    for prefix, module in heads.items():
-        part = {k.removeprefix(prefix): v for k, v in found.weights.items() if k.startswith(prefix)}
+    checkpoint = bundle.read(spec.training.start_from)
+    checkpoint.check(tokenizer.vocab, tokenizer.to_str() if checkpoint.tokenizer is not None else None)
+    net = network(spec, tokenizer.vocab, input_bias="output.input_bias" in checkpoint.weights)
+    for name, module in aim.modules().items():
+        prefix = f"{name}."
+        part = {k.removeprefix(prefix): v for k, v in checkpoint.weights.items() if k.startswith(prefix)}
         if part:
             module.load_state_dict(part)
-    weights = {k: v for k, v in found.weights.items() if not k.startswith("quality.")}
+    weights = {k: v for k, v in checkpoint.weights.items() if not k.startswith("quality.")}
     if net.output.input_bias is not None:
         weights.setdefault("output.input_bias", torch.zeros(1))
     try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 
 class UserError(Exception):
     """A mistake of the caller's: one sentence that names it, where it is, and the cure.
@@ -14,6 +16,10 @@ class UserError(Exception):
     def __init__(self, message: str, option: str | None = None) -> None:
         super().__init__(message)
         self.option = option
+
+    def at(self, place: str) -> UserError:
+        """The same sentence with the option spelt as the user knows it: a flag, a recipe's key."""
+        return UserError(re.sub(rf"\b{self.option}\b", lambda _: place, str(self), count=1))
 
 
 class OptionError(UserError, ValueError):

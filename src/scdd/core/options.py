@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from importlib import import_module
 from typing import Annotated, Any, ClassVar, Literal, cast, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Interval, MinLen
-from pydantic import AllowInfNan, ConfigDict
+from pydantic import AllowInfNan, ConfigDict, GetJsonSchemaHandler, TypeAdapter
+from pydantic_core import CoreSchema
 
 from scdd.core.errors import OptionError
 
@@ -46,8 +47,20 @@ class Options:
                 raise OptionError(
                     f"{place} is {value!r}: choose one of {', '.join(map(str, choices))}.", name
                 )
-            if limits is not None and value is not None and not limits.hold(value):
+            numbers = value if isinstance(value, tuple) else (value,)
+            if limits is not None and value is not None and not all(map(limits.hold, numbers)):
                 raise OptionError(f"{place} is {value!r}: choose one {limits}.", name)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Pydantic finds the descriptions under a class's own fields; those of inherited fields are added here."""
+        schema = handler(core)
+        properties = handler.resolve_ref_schema(schema).get("properties", {})
+        for base in filter(is_dataclass, cls.__mro__[1:]):
+            for name, described in TypeAdapter(base).json_schema()["properties"].items():
+                if "description" in described:
+                    properties[name].setdefault("description", described["description"])
+        return schema
 
 
 def component(options: Any, homes: Mapping[str, str]) -> Any:

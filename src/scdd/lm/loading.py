@@ -14,9 +14,10 @@ from scdd.core.errors import UserError
 from scdd.data.tokenizer import TextTokenizer
 from scdd.lm.checks import check_kinds
 from scdd.lm.model import LM
-from scdd.models.dit import DiT, DiTConfig
+from scdd.models.attention import Rotary
+from scdd.models.dit import DiT
 from scdd.models.heads import QualityHead
-from scdd.models.rotary import Rotary
+from scdd.models.options import DiTConfig
 from scdd.processes.base import Process
 from scdd.processes.options import PROCESSES, AutoregressiveOptions, MdlmOptions, NoisyOptions
 from scdd.samplers.options import SamplingOptions

@@ -43,11 +43,6 @@ class LMHead(nn.Module):
             state_dict[name] = state_dict[name].reshape(1)
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
-    @property
-    def tensors(self) -> Head:
-        """The head as the operations see it."""
-        return Head(weight=self.weight, vocab=self.vocab, bias=self.bias, input_bias=self.input_bias)
-
 
 def dense_logits(hidden: Tensor, head: Head, z_t: Tensor) -> Tensor:
     """All logits, [..., V] float32, the mask's −inf. For tests and small work: it holds V numbers per position."""

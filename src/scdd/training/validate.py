@@ -8,8 +8,7 @@ import torch
 
 from scdd.core.rng import derive_seed
 from scdd.data.loader import Batch
-from scdd.objectives.batch_slice import BatchSlice
-from scdd.objectives.meter import Estimate, RatioMeter
+from scdd.objectives.base import BatchSlice, Estimate, RatioMeter
 from scdd.training.parallel import Parallel
 
 
@@ -27,21 +26,20 @@ def validate(
     only, so curves are smooth and comparisons are paired.
     """
     world = parallel.world
-    tally = RatioMeter(world.device)
+    meter = RatioMeter(world.device)
     for number, batch in enumerate(batches):
         count = batch.tokens.shape[0]
         nats = torch.zeros(repeats, count, dtype=torch.float64, device=world.device)
         tokens = torch.zeros_like(nats)
         for look in range(repeats):
-            part = BatchSlice(
+            whole = BatchSlice(
                 derive_seed(seed, "validation"), number * repeats + look, world.rank * count, count, rows
             )
-            for first in range(0, count, micro or count):
-                cut = slice(first, min(first + (micro or count), count))
-                documents = None if batch.documents is None else batch.documents[cut]
-                found = parallel.report(batch.tokens[cut], documents, part.cut(first, cut.stop - first))
-                nats[look, cut], tokens[look, cut] = found.nats, found.tokens.double()
+            for piece, part in whole.micro_batches(micro):
+                documents = None if batch.documents is None else batch.documents[piece]
+                loss = parallel.report(batch.tokens[piece], documents, part)
+                nats[look, piece], tokens[look, piece] = loss.nats, loss.tokens.double()
         if batch.real:
-            tally.add(nats.mean(0)[: batch.real], tokens.mean(0)[: batch.real])
-    world.reduce(tally.sums)
-    return tally.estimate()
+            meter.add(nats.mean(0)[: batch.real], tokens.mean(0)[: batch.real])
+    world.reduce(meter.sums)
+    return meter.estimate()
