@@ -25,8 +25,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 from scdd.core import Vocab
 from scdd.core.rng import CounterRNG
 from scdd.models.compiled import compile_network
-from scdd.models.dit import SIZES, DiT
+from scdd.models.dit import DiT
 from scdd.models.graphed import Graphed
+from scdd.models.options import SIZES
 from scdd.ops import Filters
 from scdd.processes.gidd import GIDD
 from scdd.processes.mdlm import MDLM

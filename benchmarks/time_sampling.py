@@ -22,15 +22,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from scdd.models.ema import EMA
 from torch import Tensor
 
 from scdd.core import Vocab
 from scdd.core.rng import derive_seed
 from scdd.data.loader import Batch, Loader, validation_batches
 from scdd.data.shards import Shards
-from scdd.models.dit import DiT, DiTConfig
-from scdd.models.ema import EMA
-from scdd.objectives.batch_slice import BatchSlice
+from scdd.models.dit import DiT
+from scdd.models.options import DiTConfig
+from scdd.objectives.base import BatchSlice
 from scdd.objectives.diffusion import DiffusionObjective
 from scdd.objectives.times import Adaptive, Density, Power, TimeSampler
 from scdd.processes.base import Process

@@ -11,15 +11,16 @@ from typing import Any
 
 import torch
 import torch.nn.attention
+from scdd.models.ema import EMA
 from torch.nn import functional as F
 
 from common import matmul_rate, measure, parser, report, result
 from scdd.core import Vocab
 from scdd.core.head import padded
 from scdd.models.compiled import compile_network
-from scdd.models.dit import SIZES, DiT
-from scdd.models.ema import EMA
-from scdd.objectives.batch_slice import BatchSlice
+from scdd.models.dit import DiT
+from scdd.models.options import SIZES
+from scdd.objectives.base import BatchSlice
 from scdd.objectives.diffusion import DiffusionObjective
 from scdd.objectives.times import TimeSampler
 from scdd.processes.base import Process

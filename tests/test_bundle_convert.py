@@ -29,7 +29,8 @@ from scdd.bundle import (
 )
 from scdd.core.errors import UserError
 from scdd.core.vocab import Vocab
-from scdd.models.dit import DiT, DiTConfig
+from scdd.models.dit import DiT
+from scdd.models.options import DiTConfig
 from tests.reference_network import State, logits, random_state
 
 HEADS = 2

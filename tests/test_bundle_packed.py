@@ -17,8 +17,9 @@ from scdd.bundle.folder import _digest
 from scdd.bundle.packed import SCALE, SMALLEST, TOP
 from scdd.core.errors import UserError
 from scdd.core.vocab import Vocab
-from scdd.models.dit import SIZES, DiT
+from scdd.models.dit import DiT
 from scdd.models.heads import QualityHead
+from scdd.models.options import SIZES
 
 VOCAB = Vocab(300, 299)
 

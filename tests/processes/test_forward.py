@@ -169,7 +169,7 @@ def test_matrix_of_the_kernel(process: Process) -> None:
 
 
 def test_mdlm_refuses_uniform_noise() -> None:
-    with pytest.raises(UserError, match=r"MDLM needs ρ ≡ 1 but Peaked.*set process\.schedule\.kind=masked"):
+    with pytest.raises(UserError, match=r"MDLM needs ρ ≡ 1 but Peaked.*use a masked schedule"):
         MDLM(Vocab(5, 4), Peaked(0.2))
 
 

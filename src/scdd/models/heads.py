@@ -73,6 +73,6 @@ class QualityHead(nn.Module):
         self.last.initialise(zero=True)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[..., D] → [...], float32."""
-        inner = F.gelu(self.first(hidden), approximate="tanh")
+        """[..., D] in any dtype → [...], float32."""
+        inner = F.gelu(self.first(hidden.to(self.first.weight.dtype)), approximate="tanh")
         return self.last.exact(inner).squeeze(-1)

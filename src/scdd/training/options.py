@@ -99,20 +99,9 @@ class TrainingOptions(OptimiserOptions, BatchOptions):
 
 
 CHANGEABLE = frozenset(
-    [
-        "steps",
-        "max_seconds",
-        "save_every",
-        "keep_last",
-        "validate_every",
-        "validate_batches",
-        "log_every",
-        "sample_every",
-        "tensorboard",
-        "wandb",
-        "compile",
-        "parallel",
-        "micro_batch_size",
-    ]
+    (
+        *("steps", "max_seconds", "micro_batch_size", "compile", "parallel", "tensorboard", "wandb"),
+        *("save_every", "keep_last", "validate_every", "validate_batches", "log_every", "sample_every"),
+    )
 )
 """What may differ when a run is resumed: how long, how often, and on what, but never what is learnt."""
