@@ -6,10 +6,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from scdd.core import UserError
+from scdd.core import UserError, Vocab
 from scdd.objectives.base import BatchSlice
 from scdd.objectives.options import ElboOptions
-from scdd.objectives.times import Adaptive, Density, LowDiscrepancy, Power, Times, TimeSampler, Uniform
+from scdd.objectives.times import (
+    Adaptive,
+    Density,
+    LowDiscrepancy,
+    Power,
+    Times,
+    TimeSampler,
+    Uniform,
+    nelbo_densities,
+)
+from scdd.processes.scdd import SCDD
+from scdd.schedules.base import Schedule
+from scdd.schedules.masked import Masked
+from scdd.schedules.peaked import Peaked
 
 ROWS = 1 << 15
 
@@ -174,3 +187,15 @@ def test_mistakes_are_refused() -> None:
         ElboOptions(steps=0)
     with pytest.raises(UserError, match="weighting dynamic"):
         ElboOptions(weighting="dynamic")
+
+
+@pytest.mark.parametrize(
+    ("schedule", "alone", "mixture"),
+    [(Masked(), 1.0, (1.0, 2.0)), (Peaked(0.2), 2.0, (2.0, 4.0)), (Peaked(0.2, 1.6, 0.625), 2.0, (1.0, 2.0))],
+)
+def test_the_bound_is_looked_at_where_its_variance_is_bounded(
+    schedule: Schedule, alone: float, mixture: tuple[float, float]
+) -> None:
+    densities = nelbo_densities(SCDD(Vocab(9, 8), schedule))
+    assert densities.alone.power == pytest.approx(alone)
+    assert [law.power for law in densities.mixture] == pytest.approx(list(mixture))

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from scdd.core.errors import UserError
 from scdd.training.optim import MovingAverage
 
 
@@ -63,8 +62,3 @@ def test_frozen_parameters_have_no_average() -> None:
     layer = module()
     layer.bias.requires_grad_(False)
     assert set(MovingAverage(layer).shadow) == {"weight"}
-
-
-def test_a_decay_out_of_range_is_refused() -> None:
-    with pytest.raises(UserError, match="from 0 to 1"):
-        MovingAverage(module(), decay=1.5)

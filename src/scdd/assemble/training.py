@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -24,7 +23,7 @@ from scdd.models.heads import QualityHead
 from scdd.objectives.ar import ArObjective
 from scdd.objectives.base import Estimate, Objective
 from scdd.objectives.diffusion import DiffusionObjective
-from scdd.objectives.options import ArOptions, PrismOptions
+from scdd.objectives.options import ElboOptions, PrismOptions
 from scdd.objectives.prism import PrismObjective
 from scdd.processes.autoregressive import Autoregressive
 from scdd.processes.base import Process
@@ -42,16 +41,14 @@ BUNDLED = Path(__file__).parent.parent / "assets" / "wiki"
 
 def objective(spec: Recipe, vocab: Vocab) -> Objective:
     """What is minimised."""
-    options = spec.objective
-    forward = forward_process(spec, vocab)
-    if isinstance(forward, Autoregressive) or isinstance(
-        options, ArOptions
-    ):  # the recipe has checked that both are
-        return ArObjective(Autoregressive(vocab))
+    forward, options = forward_process(spec, vocab), spec.objective
+    if isinstance(forward, Autoregressive):
+        return ArObjective(forward)
     if isinstance(options, PrismOptions):
         generator = torch.Generator().manual_seed(derive_seed(spec.seed, "quality") >> 1)
         head = QualityHead(network_config(spec).width, generator=generator)
         return PrismObjective(forward, head, options)
+    assert isinstance(options, ElboOptions)  # the recipe has checked that ar goes with ar
     return DiffusionObjective(forward, options, compile=spec.training.compile)
 
 
@@ -77,9 +74,8 @@ class Corpus:
 
 def corpus(spec: Recipe, tokenizer: str | None = None, verify: bool = False) -> Corpus:
     """The recipe's data. `tokenizer` is the text of the one that the run already uses; `verify` reads every checksum."""
-    return DATA[spec.data.kind](
-        spec.data, TextTokenizer(tokenizer) if tokenizer is not None else None, verify
-    )
+    options, known = spec.data, TextTokenizer(tokenizer) if tokenizer is not None else None
+    return _shards(options, known, verify) if isinstance(options, ShardsOptions) else _text(options, known)
 
 
 def _shards(spec: ShardsOptions, known: TextTokenizer | None, verify: bool) -> Corpus:
@@ -93,7 +89,7 @@ def _shards(spec: ShardsOptions, known: TextTokenizer | None, verify: bool) -> C
     return Corpus(train.tokenizer(), train, held, spec.length, _packing(spec))
 
 
-def _text(spec: TextOptions, known: TextTokenizer | None, verify: bool) -> Corpus:
+def _text(spec: TextOptions, known: TextTokenizer | None) -> Corpus:
     texts = read_texts(BUNDLED if spec.path == "bundled" else Path(spec.path))
     held, kept = split_texts(texts, spec.valid_fraction)
     if known is None and spec.tokenizer is not None:
@@ -110,20 +106,17 @@ def _packing(spec: ShardsOptions | TextOptions) -> Packing:
     return "documents" if spec.documents else "wrap"
 
 
-DATA: dict[str, Callable[[Any, TextTokenizer | None, bool], Corpus]] = {"shards": _shards, "text": _text}
-
 # -- training ---------------------------------------------------------------------------------------------------
 
 
-def trainer(spec: Recipe, run: Path, world: World, data: Corpus, aim: Objective | None = None) -> Trainer:
+def trainer(spec: Recipe, run: Path, world: World, data: Corpus, own: Objective | None = None) -> Trainer:
     """All of a run, on this rank, before anything is resumed.
 
-    `aim` is an objective of your own in place of the recipe's, with a schedule or a process that no recipe can name.
+    `own` is an objective of yours in place of the recipe's, with a schedule or a process that no recipe can name.
     """
     vocab, training = data.tokenizer.vocab, spec.training
-    extra = {} if aim is None else _foreign(spec, vocab, aim)
-    aim = aim or objective(spec, vocab)
-    net = _started(spec, data.tokenizer, aim) if training.start_from else network(spec, vocab)
+    minimised = own or objective(spec, vocab)
+    net = _started(spec, data.tokenizer, minimised) if training.start_from else network(spec, vocab)
     if isinstance(spec.objective, PrismOptions) and spec.objective.freeze:
         if not training.start_from:
             raise UserError(
@@ -132,7 +125,7 @@ def trainer(spec: Recipe, run: Path, world: World, data: Corpus, aim: Objective 
             )
         net.requires_grad_(False)
     net.compute_dtype = torch.bfloat16 if training.precision == "bf16" else None
-    module = LossModule(net, aim, ranks=world.size).to(world.device)
+    module = LossModule(net, minimised, ranks=world.size).to(world.device)
     parallel = Parallel(module, world, compile=training.compile and world.device.type == "cuda")
     loader = Loader(
         data.train,
@@ -144,16 +137,13 @@ def trainer(spec: Recipe, run: Path, world: World, data: Corpus, aim: Objective 
         packing=data.packing,
         device=world.device,
     )
+    # A process that is not the recipe's: checkpoints say so, and are not loaded without it.
+    named = repr(minimised.process) == repr(forward_process(spec, vocab))
+    extra = {} if named else {FOREIGN: repr(minimised.process)}
     identity = Identity(dumps(spec), data.tokenizer.to_str(), vocab, asdict(net.config), extra)
     checkpoints = Checkpoints(run, identity, world, training.keep_last)
     validation = _validation(spec, data, parallel)
     return Trainer(parallel, loader, checkpoints, training, spec.seed, validation)
-
-
-def _foreign(spec: Recipe, vocab: Vocab, aim: Objective) -> dict[str, Any]:
-    """The process of an objective, if it is not the recipe's: checkpoints say so, and are not loaded without it."""
-    own = forward_process(spec, vocab)
-    return {} if repr(aim.process) == repr(own) else {FOREIGN: repr(aim.process)}
 
 
 def _validation(spec: Recipe, data: Corpus, parallel: Parallel) -> Callable[[], Estimate] | None:
@@ -172,7 +162,7 @@ def _validation(spec: Recipe, data: Corpus, parallel: Parallel) -> Callable[[], 
     return bound
 
 
-def _started(spec: Recipe, tokenizer: TextTokenizer, aim: Objective) -> DiT:
+def _started(spec: Recipe, tokenizer: TextTokenizer, minimised: Objective) -> DiT:
     """The recipe's network with another checkpoint's weights; the process it was trained with does not matter."""
     from scdd import bundle
 
@@ -180,7 +170,7 @@ def _started(spec: Recipe, tokenizer: TextTokenizer, aim: Objective) -> DiT:
     checkpoint = bundle.read(spec.training.start_from)
     checkpoint.check(tokenizer.vocab, tokenizer.to_str() if checkpoint.tokenizer is not None else None)
     net = network(spec, tokenizer.vocab, input_bias="output.input_bias" in checkpoint.weights)
-    for name, module in aim.modules().items():
+    for name, module in minimised.modules().items():
         prefix = f"{name}."
         part = {k.removeprefix(prefix): v for k, v in checkpoint.weights.items() if k.startswith(prefix)}
         if part:

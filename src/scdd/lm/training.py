@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import fields
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from scdd.assemble import training as build
 from scdd.core.errors import UserError
+from scdd.data.files import make_folder, write_atomically
+from scdd.lm.model import LM
+from scdd.processes.base import Process
 from scdd.recipe import Recipe, dumps, from_dict, load, to_dict
+from scdd.training.exact import same_bits
+from scdd.training.log import Lines, Log, Sink, TensorBoard, Terminal, Wandb
 from scdd.training.options import CHANGEABLE, TrainingOptions
-
-if TYPE_CHECKING:  # a recipe that is refused costs no torch
-    from scdd.assemble.training import Corpus
-    from scdd.training.log import Log
-    from scdd.training.parallel import World
-    from scdd.training.trainer import Outcome, Trainer
+from scdd.training.parallel import World, world
+from scdd.training.trainer import Outcome, Trainer
 
 SAMPLES = 2  # texts logged every training.sample_every steps
 
@@ -78,11 +81,6 @@ def _leaves(tree: Any, path: str = "") -> dict[str, Any]:
 
 def _run(spec: Recipe, out: Path, device: str | None, progress: bool) -> Outcome:
     """Train to the end, in this process or as one of torchrun's."""
-    from scdd.assemble import training as build
-    from scdd.training.exact import same_bits
-    from scdd.training.log import Log
-    from scdd.training.parallel import world
-
     with same_bits(spec.training.deterministic), world(spec.training.parallel, device) as here:
         log, fresh = Log(), not (out / "tokenizer.json").exists()
         try:
@@ -92,7 +90,7 @@ def _run(spec: Recipe, out: Path, device: str | None, progress: bool) -> Outcome
             if here.is_main:
                 if spec.training.sample_every and here.kind != "fsdp":
                     trainer.sampler = _sampler(spec, data, trainer)
-                _write(out / "recipe.yaml", dumps(spec))
+                write_atomically(out / "recipe.yaml", dumps(spec).encode())
                 trainer.log = log = _log(spec, out, trainer.step, progress)
                 _greet(log, spec, resumed, trainer)
             outcome = trainer.run()
@@ -106,29 +104,23 @@ def _run(spec: Recipe, out: Path, device: str | None, progress: bool) -> Outcome
             log.close()
 
 
-def _data(spec: Recipe, out: Path, here: World) -> Corpus:
+def _data(spec: Recipe, out: Path, here: World) -> build.Corpus:
     """Rank 0 checks every shard and settles the tokenizer; the others then read the same."""
-    from scdd.assemble import training as build
-    from scdd.data.files import make_folder
-
     file = out / "tokenizer.json"
     known = file.read_text(encoding="utf-8") if file.is_file() else None
     if here.is_main:
         data = build.corpus(spec, known, verify=True)
         make_folder(out)
         if known is None:
-            _write(file, data.tokenizer.to_str())
+            write_atomically(file, data.tokenizer.to_str().encode())
     here.wait()
     if not here.is_main:
         data = build.corpus(spec, file.read_text(encoding="utf-8"))
     return data
 
 
-def _sampler(spec: Recipe, data: Corpus, trainer: Trainer) -> Callable[[], list[str]]:
+def _sampler(spec: Recipe, data: build.Corpus, trainer: Trainer) -> Callable[[], list[str]]:
     """A few texts from the network as it is, to be logged as training goes; the same seed every time."""
-    from scdd.lm import LM
-    from scdd.processes.base import Process
-
     process = trainer.objective.process
     network: Any = trainer.module.network
     quality: Any = trainer.objective.modules().get("quality")
@@ -146,17 +138,7 @@ def _forget(out: Path) -> None:
                 folder.rmdir()
 
 
-def _write(path: Path, text: str) -> None:
-    from scdd.data.files import write_atomically
-
-    write_atomically(path, text.encode())
-
-
 def _log(spec: Recipe, out: Path, step: int, progress: bool) -> Log:
-    from importlib.util import find_spec
-
-    from scdd.training.log import Lines, Log, Sink, TensorBoard, Terminal, Wandb
-
     training = spec.training
     sinks: list[Sink] = [Lines(out, step)]
     if training.tensorboard and find_spec("tensorboard") is not None:

@@ -80,7 +80,7 @@ class DiT(Network):
                 )
             cache.room_for(z_t.shape[1])
         if not torch.compiler.is_compiling():
-            self.prepare(z_t.shape[1] + (cache.length if cache is not None else 0))
+            self.rotary.grow(z_t.shape[1] + (cache.length if cache is not None else 0))
         with torch.autocast(z_t.device.type, self.compute_dtype) if self.compute_dtype else nullcontext():
             states: Tensor = self(z_t, t, documents, cache)
         return states
@@ -104,10 +104,6 @@ class DiT(Network):
         shift, scale = parts_of(self.modulation.exact(c), 2)
         states: Tensor = self.norm(x, delta, shift, scale)[1]
         return states
-
-    def prepare(self, length: int) -> None:
-        """Make room in the rotary tables; `hidden` does it by itself, `forward` alone does not."""
-        self.rotary.grow(length)
 
     def cache(self, capacity: int) -> Cache:
         """An empty key/value cache for `capacity` tokens a row."""

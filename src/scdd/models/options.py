@@ -40,20 +40,16 @@ class InputOptions(Options):
 
 @dataclass(frozen=True)
 class DiTConfig(InputOptions):
-    """The shape of a DiT, as checkpoints record it.
+    """The shape of a DiT, as checkpoints record it; `causal` makes the autoregressive variant.
 
     sigma is −log(1 − (1 − 1e-3) t), as SCDD and MDLM have it, and t is GIDD's; without time conditioning the time
     embedding reads zero for every row.
     """
 
     depth: Count
-    """Transformer blocks."""
     width: Count
-    """Hidden width, a multiple of twice the heads."""
     heads: Count
-    """Attention heads."""
     causal: bool = False
-    """Look only backwards: the autoregressive variant."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -7,7 +7,6 @@ B batch, L length, K ordinary tokens, V = K + 1. Times t ≥ s are floats, tenso
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from functools import cached_property
 from typing import ClassVar
 
@@ -159,16 +158,10 @@ class Process(ABC):
         """The divergences of `elbo_coefficients` in continuous time under GIDD+'s dynamic weights: no ELBO, but bounded."""
         return self._divergences(x, z_t, t, elbo.dynamic_weights)
 
-    def _divergences(
-        self,
-        x: Tensor,
-        z_t: Tensor,
-        t: Time,
-        weigh: Callable[[Kernel, Levels, elbo.Relation], tuple[Tensor, Tensor]],
-    ) -> ElboCoefficients:
+    def _divergences(self, x: Tensor, z_t: Tensor, t: Time, weights: elbo.Weights) -> ElboCoefficients:
         at = self._aligned(self.inside(t), z_t)
         relation = self._relation(x, z_t, at)
-        return elbo.divergence_coefficients(at, relation, weigh(self.rates(z_t, at), at, relation))
+        return elbo.divergence_coefficients(at, relation, weights(self.rates(z_t, at), at, relation))
 
     def _relation(self, x: Tensor, z_t: Tensor, at: Levels) -> elbo.Relation:
         same = z_t == x

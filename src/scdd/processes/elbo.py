@@ -5,6 +5,7 @@ Functions of tensors alone: a process hands over its levels, its kernel's row an
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -67,6 +68,10 @@ def divergence_coefficients(
         w_t=w_is,
         w_e=w_is,
     )
+
+
+Weights = Callable[[Kernel, Levels, Relation], tuple[Tensor, Tensor]]
+"""(w_kl, w_is) of `divergence_coefficients`, from a process's rates."""
 
 
 def continuous_weights(rates: Kernel, at: Levels, relation: Relation) -> tuple[Tensor, Tensor]:

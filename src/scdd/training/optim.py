@@ -12,7 +12,6 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from scdd.core.errors import UserError
 from scdd.ops.update import Rates, Slots, update
 from scdd.training.muon import Muon
 from scdd.training.options import OptimiserOptions
@@ -27,8 +26,6 @@ class MovingAverage:
     """
 
     def __init__(self, module: nn.Module, decay: float = 0.9999) -> None:
-        if not 0 <= decay <= 1:
-            raise UserError(f"decay is {decay}: choose a number from 0 to 1.", "decay")
         self.decay, self.updates = decay, 0
         self._weights = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self.shadow = {name: p.detach().clone().float() for name, p in self._weights.items()}

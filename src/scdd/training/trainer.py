@@ -263,13 +263,8 @@ class Trainer:
         self.step = int(latest.name.removeprefix("step-"))
         tensors = self.state()
         facts = self.checkpoints.load(latest, tensors)
-        self.objective.load_state_dict(
-            {
-                name.removeprefix("objective."): t
-                for name, t in tensors.items()
-                if name.startswith("objective.")
-            }
-        )
+        learnt = {name: tensors[f"objective.{name}"] for name in self.objective.state_dict()}
+        self.objective.load_state_dict(learnt)
         if not self.world.is_main:
             self.meter = RatioMeter(self.world.device)
         if self.average is not None:

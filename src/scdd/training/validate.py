@@ -13,33 +13,26 @@ from scdd.training.parallel import Parallel
 
 
 def validate(
-    parallel: Parallel,
-    batches: Iterable[Batch],
-    seed: int,
-    rows: int,
-    micro: int | None = None,
-    repeats: int = 1,
+    parallel: Parallel, batches: Iterable[Batch], seed: int, rows: int, micro: int | None = None
 ) -> Estimate:
-    """Nats per token over `batches` of `rows` rows on all ranks together, each row looked at `repeats` times.
+    """Nats per token over `batches` of `rows` rows on all ranks together; a rank takes `micro` rows at a time.
 
-    A rank takes `micro` rows at a time. The noise is a function of the seed alone: two calls differ by the weights
-    only, so curves are smooth and comparisons are paired.
+    The noise is a function of the seed alone: two calls differ by the weights only, so curves are smooth and
+    comparisons are paired.
     """
-    world = parallel.world
+    world, seed = parallel.world, derive_seed(seed, "validation")
     meter = RatioMeter(world.device)
     for number, batch in enumerate(batches):
         count = batch.tokens.shape[0]
-        nats = torch.zeros(repeats, count, dtype=torch.float64, device=world.device)
-        tokens = torch.zeros_like(nats)
-        for look in range(repeats):
-            whole = BatchSlice(
-                derive_seed(seed, "validation"), number * repeats + look, world.rank * count, count, rows
-            )
-            for piece, part in whole.micro_batches(micro):
-                documents = None if batch.documents is None else batch.documents[piece]
-                loss = parallel.report(batch.tokens[piece], documents, part)
-                nats[look, piece], tokens[look, piece] = loss.nats, loss.tokens.double()
+        losses = []
+        for piece, part in BatchSlice(seed, number, world.rank * count, count, rows).micro_batches(micro):
+            documents = None if batch.documents is None else batch.documents[piece]
+            losses.append(parallel.report(batch.tokens[piece], documents, part))
         if batch.real:
-            meter.add(nats.mean(0)[: batch.real], tokens.mean(0)[: batch.real])
+            nats, tokens = (
+                torch.cat([loss.nats for loss in losses]),
+                torch.cat([loss.tokens for loss in losses]),
+            )
+            meter.add(nats[: batch.real], tokens[: batch.real])
     world.reduce(meter.sums)
     return meter.estimate()
