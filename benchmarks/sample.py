@@ -27,8 +27,9 @@ from scdd.samplers.drive import drive
 from scdd.core import Vocab
 from scdd.core.rng import CounterRNG
 from scdd.models.compiled import compile_network
-from scdd.models.dit import SIZES, DiT
+from scdd.models.dit import DiT
 from scdd.models.graphed import Graphed
+from scdd.models.options import SIZES
 from scdd.ops.common import Filters
 from scdd.processes.gidd import GIDD
 from scdd.processes.mdlm import MDLM

@@ -66,7 +66,8 @@ def random_model(folder: Path, size: str, vocab: int, length: int) -> Path:
 
     from scdd.bundle.folder import Identity, write
     from scdd.data.tokenizer import TextTokenizer
-    from scdd.models.dit import SIZES, DiT
+    from scdd.models.dit import DiT
+    from scdd.models.options import SIZES
     from scdd.recipe import load as recipe
 
     texts = [path.read_text(encoding="utf-8") for path in (ROOT / "src/scdd/assets/wiki").glob("*.txt")]

@@ -21,7 +21,8 @@ from scdd.bundle.layouts import from_gidd, from_reference, to_gidd, to_reference
 from scdd.bundle.unpickle import Inert, StoredTensor, read_checkpoint
 from scdd.core.errors import UserError
 from scdd.core.types import Vocab
-from scdd.models.dit import DiT, DiTConfig
+from scdd.models.dit import DiT
+from scdd.models.options import DiTConfig
 from tests.reference_network import State, logits, random_state
 
 HEADS = 2

@@ -17,8 +17,9 @@ from scdd.bundle.folder import SCALE, Identity, _digest, read, unpack, write
 from scdd.bundle.packed import SMALLEST, TOP, largest_change, pack
 from scdd.core.errors import UserError
 from scdd.core.types import Vocab
-from scdd.models.dit import SIZES, DiT
+from scdd.models.dit import DiT
 from scdd.models.heads import QualityHead
+from scdd.models.options import SIZES
 
 VOCAB = Vocab(300, 299)
 

@@ -10,8 +10,9 @@ import torch
 
 from scdd.bundle.folder import Identity, write
 from scdd.data.tokenizer import TextTokenizer
-from scdd.models.dit import DiT, DiTConfig
+from scdd.models.dit import DiT
 from scdd.models.heads import QualityHead
+from scdd.models.options import DiTConfig
 from scdd.recipe import load as recipe
 
 TEXT = "The river runs to the sea. The quick brown fox jumps over the lazy dog, and the falcon flies over the river. "

@@ -14,7 +14,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from scdd.assemble.run import train
     from scdd.core.denoiser import Denoiser
     from scdd.core.errors import UserError
     from scdd.core.types import Levels, Transition, Vocab
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from scdd.lm.loading import load
     from scdd.lm.model import LM
     from scdd.lm.results import Correction, Sample, Score
+    from scdd.lm.training import train
     from scdd.objectives.base import Objective
     from scdd.processes.base import Process
     from scdd.samplers.base import Sampler
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 _HOMES = {
-    **{"load": "lm.loading", "LM": "lm.model", "train": "assemble.run", "evaluate": "evals.measure.evaluate"},
+    **{"load": "lm.loading", "LM": "lm.model", "train": "lm.training", "evaluate": "evals.measure.evaluate"},
     **{"Sample": "lm.results", "Correction": "lm.results", "Score": "lm.results", "UserError": "core.errors"},
     **{
         "Denoiser": "core.denoiser",

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from scdd.core import CLEAN, UserError, Vocab
 from scdd.core.rng import CounterRNG
-from scdd.models.dit import DiT, DiTConfig
+from scdd.models.dit import DiT
 from scdd.models.heads import QualityHead
+from scdd.models.options import DiTConfig
 from scdd.ops.common import Filters
 from scdd.processes.autoregressive import Autoregressive
 from scdd.processes.base import Process

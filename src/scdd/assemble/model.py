@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,8 @@ import torch
 from scdd.core.options import component
 from scdd.core.rng import derive_seed
 from scdd.core.types import Vocab
-from scdd.models.dit import SIZES, DiT, DiTConfig
+from scdd.models.dit import DiT
+from scdd.models.options import DiTConfig
 from scdd.processes.autoregressive import Autoregressive
 from scdd.processes.base import Process
 from scdd.processes.options import PROCESSES, AutoregressiveOptions, ProcessOptions
@@ -47,22 +47,7 @@ def process(options: ProcessOptions, vocab: Vocab) -> Process | Autoregressive:
 
 def network_config(spec: Recipe, input_bias: bool = False) -> DiTConfig:
     """The network's shape; `input_bias` if weights from elsewhere have one, whatever the recipe says."""
-    model = spec.model
-    if model.size == "custom":
-        assert model.depth is not None  # the recipe has checked all three
-        assert model.width is not None
-        assert model.heads is not None
-        shape = DiTConfig(model.depth, model.width, model.heads)
-    else:
-        shape = SIZES[model.size]
-    return replace(
-        shape,
-        cond_width=model.cond_width,
-        time_conditioning=model.time_conditioning,
-        time_input=model.time_input,
-        causal=spec.process.kind == "ar",
-        input_bias=model.input_bias or input_bias,
-    )
+    return spec.model.config(spec.process.kind == "ar", input_bias)
 
 
 def network(spec: Recipe, vocab: Vocab, input_bias: bool = False) -> DiT:

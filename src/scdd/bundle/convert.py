@@ -15,7 +15,8 @@ from scdd.bundle.layouts import Loadable, from_gidd, from_reference, with_averag
 from scdd.bundle.unpickle import StoredTensor, find, read_checkpoint
 from scdd.core.errors import UserError
 from scdd.core.types import Vocab
-from scdd.models.dit import SIZES, DiT, DiTConfig
+from scdd.models.dit import DiT
+from scdd.models.options import SIZES, DiTConfig
 
 CANDIDATES = ("model.safetensors", "model.pt", "pytorch_model.bin", "last.ckpt", "checkpoints/last.ckpt")
 

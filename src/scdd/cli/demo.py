@@ -72,13 +72,10 @@ def demo(
 
 def _trained(folder: Path, seconds: float, device: str | None) -> LM:
     """The nano recipe, run by the trainer that `scdd train` uses."""
-    from scdd.cli.train import check_same, run
-    from scdd.recipe.load import load
+    from scdd.lm.training import train
 
-    spec = load("nano", [f"training.max_seconds={seconds}"])
-    check_same(spec, folder)
     typer.echo(f"Training a nano model on the bundled text for about {seconds:.0f} seconds.\n")
-    run(spec, folder, device)
+    train("nano", folder, overrides=[f"training.max_seconds={seconds}"], device=device)
     typer.echo()
     return o.open_model(str(folder), device=device)
 

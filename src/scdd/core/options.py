@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from importlib import import_module
 from numbers import Integral, Real
@@ -17,7 +17,8 @@ from types import UnionType
 from typing import Annotated, Any, ClassVar, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Interval, MinLen
-from pydantic import AllowInfNan, ConfigDict
+from pydantic import AllowInfNan, ConfigDict, GetJsonSchemaHandler, TypeAdapter
+from pydantic_core import CoreSchema
 
 from scdd.core.errors import OptionError
 
@@ -48,6 +49,17 @@ class Options:
                 named = hasattr(self, "kind") and not type(self).__name__.endswith("Options")
                 place = f"{type(self).__name__}.{name}" if named else name
                 raise OptionError(f"{place} is {value!r}: {why}.", name)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Pydantic finds the descriptions under a class's own fields; those of inherited fields are added here."""
+        schema = handler(core)
+        properties = handler.resolve_ref_schema(schema).get("properties", {})
+        for base in filter(is_dataclass, cls.__mro__[1:]):
+            for name, described in TypeAdapter(base).json_schema()["properties"].items():
+                if "description" in described:
+                    properties[name].setdefault("description", described["description"])
+        return schema
 
 
 def component(options: Any, homes: Mapping[str, str]) -> tuple[Callable[..., Any], dict[str, Any]]:

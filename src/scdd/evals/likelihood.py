@@ -25,9 +25,10 @@ from scdd.core.denoiser import Denoiser
 from scdd.core.rng import CounterRNG, derive_seed, uniforms
 from scdd.evals import stats
 from scdd.objectives.ar import ArObjective
-from scdd.objectives.batch_slice import BatchSlice
+from scdd.objectives.base import BatchSlice
 from scdd.objectives.times import Power, Times, TimeSampler
 from scdd.ops.elbo import elbo
+from scdd.processes.autoregressive import Autoregressive
 from scdd.processes.base import Process
 from scdd.processes.gidd import GIDD
 
@@ -174,7 +175,7 @@ def padded(rows: Sequence[Sequence[int]], device: torch.device | str) -> tuple[T
 
 def _exact(denoiser: Denoiser, x: Tensor, documents: Tensor | None) -> Tensor:
     part = BatchSlice(0, 0, 0, x.shape[0], x.shape[0])
-    return ArObjective().evaluate(denoiser, x, documents, part).nats[:, None]
+    return ArObjective(Autoregressive(denoiser.vocab)).evaluate(denoiser, x, documents, part).nats[:, None]
 
 
 def _estimates(

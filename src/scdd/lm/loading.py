@@ -14,9 +14,10 @@ from scdd.data.tokenizer import TextTokenizer
 from scdd.lm.model import LM
 from scdd.lm.options import RepairOptions
 from scdd.lm.rows import check_whole
-from scdd.models.dit import DiT, DiTConfig
+from scdd.models.attention import Rotary
+from scdd.models.dit import DiT
 from scdd.models.heads import QualityHead
-from scdd.models.rotary import Rotary
+from scdd.models.options import DiTConfig
 from scdd.processes.autoregressive import Autoregressive
 from scdd.processes.base import Process
 from scdd.processes.options import PROCESSES, MdlmOptions, NoisyOptions

@@ -42,11 +42,6 @@ class LMHead(nn.Module):
             state_dict[name] = state_dict[name].reshape(1)
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
-    @property
-    def tensors(self) -> Head:
-        """The head as the operations see it."""
-        return Head(weight=self.weight, vocab=self.vocab, bias=self.bias, input_bias=self.input_bias)
-
 
 def dense_logits(hidden: Tensor, head: Head, z_t: Tensor) -> Tensor:
     """All logits, [..., V] float32, the mask's −inf. For tests and small work: it holds V numbers per position."""
@@ -77,6 +72,6 @@ class QualityHead(nn.Module):
         self.last.initialise(zero=True)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[..., D] → [...], float32."""
-        inner = F.gelu(self.first(hidden), approximate="tanh")
+        """[..., D] in any dtype → [...], float32."""
+        inner = F.gelu(self.first(hidden.to(self.first.weight.dtype)), approximate="tanh")
         return self.last.exact(inner).squeeze(-1)

@@ -40,8 +40,7 @@ class Checkpoints:
 
     def latest(self) -> Path | None:
         """The newest complete checkpoint."""
-        found = self._all()
-        return found[-1] if found else None
+        return max(self._all(), default=None)
 
     def clean(self) -> None:
         """Remove what an interrupted write left behind."""
@@ -55,7 +54,8 @@ class Checkpoints:
         if free < 1.05 * size + (1 << 20):
             raise UserError(
                 f"{self.folder} has {free / 2**30:.2f} GiB free and a checkpoint takes {size / 2**30:.2f} GiB: "
-                "make room, lower training.keep_last, or choose another --out."
+                "make room, lower keep_last, or choose another folder.",
+                "keep_last",
             )
 
     def save(
@@ -115,7 +115,7 @@ class Checkpoints:
         if meta["vocab"]["hash"] != self.identity.vocab_hash:
             raise UserError(
                 f"{checkpoint} was trained with another vocabulary ({meta['vocab']['size']} ids, here "
-                f"{self.identity.vocab.size}): use its tokenizer and data, or another --out."
+                f"{self.identity.vocab.size}): use its tokenizer and data, or another folder."
             )
         if meta.get("extra", {}) != self.identity.extra:
             raise UserError(
