@@ -17,6 +17,7 @@ from scdd.objectives.options import DENSITIES
 from scdd.objectives.prism import PrismObjective
 from scdd.objectives.times import Adaptive, Uniform
 from scdd.processes.autoregressive import Autoregressive
+from scdd.processes.base import make_process
 from scdd.processes.gidd import GIDD
 from scdd.processes.mdlm import MDLM
 from scdd.processes.scdd import SCDD
@@ -148,7 +149,7 @@ def test_the_bias_at_the_input_token_is_learnt_if_asked_for(tmp_path: Path, bias
     ],
 )
 def test_every_schedule_builds(schedule: dict[str, object]) -> None:
-    process = build.process(small(process={"kind": "scdd", "schedule": schedule}).process, Vocab(10, 9))
+    process = make_process(small(process={"kind": "scdd", "schedule": schedule}).process, Vocab(10, 9))
     assert isinstance(process, SCDD)
 
 
@@ -162,7 +163,7 @@ def test_prism_builds_with_a_head_of_the_network_s_width() -> None:
 
 def test_autoregression_has_no_forward_process() -> None:
     spec = small(process={"kind": "ar"}, objective={"kind": "ar"}, sampling={"sampler": {"kind": "ar"}})
-    assert build.process(spec.process, Vocab(10, 9)) == Autoregressive(Vocab(10, 9))
+    assert make_process(spec.process, Vocab(10, 9)) == Autoregressive(Vocab(10, 9))
 
 
 def test_weights_depend_on_the_seed_alone() -> None:

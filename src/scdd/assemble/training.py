@@ -8,8 +8,7 @@ from pathlib import Path
 
 import torch
 
-from scdd.assemble.model import FOREIGN, network, network_config, process
-from scdd.bundle.folder import Identity
+from scdd.bundle.folder import FOREIGN, Identity
 from scdd.core.errors import UserError, at
 from scdd.core.rng import derive_seed
 from scdd.core.types import Vocab
@@ -28,8 +27,7 @@ from scdd.objectives.diffusion import DiffusionObjective
 from scdd.objectives.options import ElboOptions, PrismOptions
 from scdd.objectives.prism import PrismObjective
 from scdd.processes.autoregressive import Autoregressive
-from scdd.processes.base import Process
-from scdd.processes.options import AutoregressiveOptions
+from scdd.processes.base import make_process
 from scdd.recipe.load import dumps
 from scdd.recipe.sections import Recipe
 from scdd.training.parallel import LossModule, Parallel, World
@@ -39,26 +37,29 @@ from scdd.training.validate import validate
 
 BUNDLED = Path(__file__).parent.parent / "assets" / "wiki"
 
-# -- objectives -------------------------------------------------------------------------------------------------
+# -- the network and its objective ------------------------------------------------------------------------------
+
+
+def network(spec: Recipe, vocab: Vocab, input_bias: bool = False) -> DiT:
+    """The denoiser with the recipe's seed's weights, drawn on the CPU: the same on every device.
+
+    `input_bias` if weights from elsewhere have one, whatever the recipe says.
+    """
+    generator = torch.Generator().manual_seed(derive_seed(spec.seed, "weights") >> 1)
+    return DiT(spec.model.config(spec.process.kind == "ar", input_bias), vocab, generator)
 
 
 def objective(spec: Recipe, vocab: Vocab) -> Objective:
     """What is minimised."""
-    forward, options = forward_process(spec, vocab), spec.objective
+    forward, options = make_process(spec.process, vocab), spec.objective
     if isinstance(forward, Autoregressive):
         return ArObjective(forward)
     if isinstance(options, PrismOptions):
         generator = torch.Generator().manual_seed(derive_seed(spec.seed, "quality") >> 1)
-        head = QualityHead(network_config(spec).width, generator=generator)
+        head = QualityHead(spec.model.config().width, generator=generator)
         return PrismObjective(forward, head, options)
     assert isinstance(options, ElboOptions)  # the recipe has checked that ar goes with ar
     return DiffusionObjective(forward, options, compile=spec.training.compile)
-
-
-def forward_process(spec: Recipe, vocab: Vocab) -> Process | Autoregressive:
-    """The recipe's process."""
-    options = spec.process
-    return Autoregressive(vocab) if isinstance(options, AutoregressiveOptions) else process(options, vocab)
 
 
 # -- data -------------------------------------------------------------------------------------------------------
@@ -139,7 +140,7 @@ def trainer(spec: Recipe, run: Path, world: World, data: Corpus, own: Objective 
         rank = Rank(world.rank, world.size)
         loader = Loader(blocks, training.batch_size, spec.seed, rank, world.device)
     # A process that is not the recipe's: checkpoints say so, and are not loaded without it.
-    named = repr(minimised.process) == repr(forward_process(spec, vocab))
+    named = repr(minimised.process) == repr(make_process(spec.process, vocab))
     identity = Identity(
         recipe=dumps(spec),
         vocab=vocab,

@@ -24,6 +24,7 @@ from scdd.core.errors import UserError, reason
 from scdd.core.types import Vocab
 
 SCHEMA = 1
+FOREIGN = "process"  # where `extra` notes a process that the recipe cannot name
 KINDS = ("float32", "bfloat16", "int8")
 SCALE = ":scale8"  # ends a scale's name; no attribute of a module can be spelled with a colon
 RECIPE, META, WEIGHTS, TOKENIZER = "recipe.yaml", "meta.json", "model.safetensors", "tokenizer.json"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from scdd.data.order import Permutation
+from scdd.data.loader import Permutation
 
 
 def split_texts(texts: list[str], share: float) -> tuple[list[str], list[str]]:

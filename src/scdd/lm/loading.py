@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 
-from scdd.assemble import model as assemble
 from scdd.bundle import folder as bundle
 from scdd.core.errors import UserError
 from scdd.data.tokenizer import TextTokenizer
@@ -19,7 +18,7 @@ from scdd.models.dit import DiT
 from scdd.models.heads import QualityHead
 from scdd.models.options import DiTConfig
 from scdd.processes.autoregressive import Autoregressive
-from scdd.processes.base import Process
+from scdd.processes.base import Process, make_process, process_of_kind
 from scdd.processes.options import PROCESSES, MdlmOptions, NoisyOptions
 from scdd.recipe.load import ModelRecipe, model_recipe
 from scdd.samplers.options import SamplingOptions
@@ -115,9 +114,9 @@ def _process(
     """The recipe's process; under another name, that kernel with the same schedule, hence the same marginals."""
     if isinstance(wanted, Process):
         return wanted
-    if assemble.FOREIGN in checkpoint.extra:
+    if bundle.FOREIGN in checkpoint.extra:
         raise UserError(
-            f"{checkpoint.folder} was trained with {checkpoint.extra[assemble.FOREIGN]}, which its recipe cannot name: "
+            f"{checkpoint.folder} was trained with {checkpoint.extra[bundle.FOREIGN]}, which its recipe cannot name: "
             "load it from Python with that process, scdd.load(folder, process=…)."
         )
     names = ", ".join(PROCESSES)
@@ -130,15 +129,15 @@ def _process(
                 "process",
             )
         own = MdlmOptions() if wanted == "mdlm" else NoisyOptions(kind=wanted)  # type: ignore[arg-type]
-        return assemble.process(own, checkpoint.vocab)
-    trained = assemble.process(spec.process, checkpoint.vocab)
+        return make_process(own, checkpoint.vocab)
+    trained = make_process(spec.process, checkpoint.vocab)
     if wanted is None:
         return trained
     if isinstance(trained, Autoregressive):
         raise UserError(
             f"{checkpoint.folder} is autoregressive and has no process: leave process out.", "process"
         )
-    return assemble.process_of_kind(wanted, checkpoint.vocab, trained.schedule)
+    return process_of_kind(wanted, checkpoint.vocab, trained.schedule)
 
 
 def _quality(checkpoint: bundle.Bundle, config: DiTConfig) -> QualityHead | None:

@@ -4,20 +4,51 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scdd.core.errors import UserError
-from scdd.core.types import Head, Vocab
+from scdd.core.types import Head, Vocab, padded
 from scdd.models.attention import Cache, Rotary, document_mask
 from scdd.models.blocks import Block, Linear, Norm, TimeEmbedding, parts_of, uniform_
-from scdd.models.heads import LMHead
 from scdd.models.network import Network
 from scdd.models.options import DiTConfig
 
 SIGMA_EPS = 1e-3  # σ(1) stays finite
+
+
+class LMHead(nn.Module):
+    """Weight [Vp, D] and bias [Vp], Vp = V rounded up to 128; zero at the start, as in the paper's code.
+
+    There is no forward: `ops` multiplies, fused with the softmax, and takes the tensors from here.
+    """
+
+    input_bias: nn.Parameter | None
+
+    def __init__(self, width: int, vocab: Vocab, input_bias: bool = False) -> None:
+        super().__init__()
+        self.vocab = vocab
+        self.weight = nn.Parameter(torch.empty(padded(vocab.size), width))
+        self.bias = nn.Parameter(torch.empty(padded(vocab.size)))
+        # One axis: FSDP shards no scalars.
+        self.register_parameter("input_bias", nn.Parameter(torch.empty(1)) if input_bias else None)
+
+    def initialise(self) -> None:
+        """All zero: every ordinary token equally likely."""
+        nn.init.zeros_(self.weight)
+        nn.init.zeros_(self.bias)
+        if self.input_bias is not None:
+            nn.init.zeros_(self.input_bias)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """GIDD's networks carry the bias as a scalar, and converted ones did."""
+        name = f"{prefix}input_bias"
+        if name in state_dict:
+            state_dict[name] = state_dict[name].reshape(1)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
 class DiT(Network):

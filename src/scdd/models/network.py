@@ -7,9 +7,21 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from scdd.core.types import Head, Vocab
-from scdd.models.heads import dense_logits
+
+
+def dense_logits(hidden: Tensor, head: Head, z_t: Tensor) -> Tensor:
+    """All logits, [..., V] float32, the mask's −inf. For tests and small work: it holds V numbers per position."""
+    size = head.vocab.size
+    bias = None if head.bias is None else head.bias[:size].float()
+    with torch.autocast(hidden.device.type, enabled=False):
+        logits = F.linear(hidden.float(), head.weight[:size].float(), bias)
+    if head.input_bias is not None:
+        logits = logits.scatter_add(-1, z_t[..., None], head.input_bias.float().expand_as(z_t)[..., None])
+    forbidden = torch.arange(size, device=hidden.device) == head.vocab.mask_id
+    return logits.masked_fill(forbidden, float("-inf"))
 
 
 class Network(nn.Module, ABC):

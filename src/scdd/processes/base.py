@@ -8,15 +8,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from functools import cached_property
+from importlib import import_module
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from scdd.core import ElboCoefficients, Kernel, Levels, Transition, Vocab
+from scdd.core.options import component
 from scdd.core.rng import Randomness, integers, uniforms
 from scdd.processes import elbo
+from scdd.processes.autoregressive import Autoregressive
+from scdd.processes.options import PROCESSES, AutoregressiveOptions, ProcessOptions
 from scdd.schedules.base import Schedule, interior
+from scdd.schedules.options import SCHEDULES
 
 Time = Tensor | float | Levels
 
@@ -199,3 +204,18 @@ def hazard_rate(at: Levels, name: str) -> Tensor:
     value, derivative = getattr(at, name), getattr(at, f"d{name}")
     rate: Tensor = -derivative / torch.where(value > 0, value, torch.inf)
     return rate
+
+
+def make_process(options: ProcessOptions, vocab: Vocab) -> Process | Autoregressive:
+    """The forward process of these options, or what stands for it in the autoregressive baseline."""
+    if isinstance(options, AutoregressiveOptions):
+        return Autoregressive(vocab)
+    kind, values = component(options.schedule, SCHEDULES)
+    return process_of_kind(options.kind, vocab, kind(**values))
+
+
+def process_of_kind(kind: str, vocab: Vocab, schedule: Schedule) -> Process:
+    """The process of that name over a schedule at hand."""
+    module, _, name = PROCESSES[kind].partition(":")
+    process: Process = getattr(import_module(module), name)(vocab, schedule)
+    return process

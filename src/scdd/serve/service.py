@@ -18,12 +18,11 @@ from typing import Any
 from fastapi import Request
 from pydantic import TypeAdapter
 
-from scdd.assemble import model as assemble
 from scdd.core.errors import UserError
 from scdd.lm.model import LM
 from scdd.lm.options import RepairOptions
 from scdd.lm.rows import SPAN
-from scdd.processes.base import Process
+from scdd.processes.base import Process, make_process, process_of_kind
 from scdd.processes.options import PROCESSES, AutoregressiveOptions, ProcessOptions
 from scdd.recipe import load as recipe
 from scdd.samplers.options import SAMPLER_NAMES, SamplingOptions
@@ -105,9 +104,9 @@ class Service:
         if isinstance(process, str):
             if process not in PROCESSES:
                 raise UserError(f"process: there is no {process!r}; choose one of {', '.join(PROCESSES)}.")
-            view.process = assemble.process_of_kind(process, lm.tokenizer.vocab, lm.process.schedule)
+            view.process = process_of_kind(process, lm.tokenizer.vocab, lm.process.schedule)
         else:
-            view.process = assemble.process(process, lm.tokenizer.vocab)
+            view.process = make_process(process, lm.tokenizer.vocab)
         return view
 
     def check_size(self, *, texts: int = 1, steps: int | None = None, length: int | None = None) -> None:
