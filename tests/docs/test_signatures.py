@@ -1,0 +1,59 @@
+"""Nobody has to hand over more than eight things at once, but where people choose among many options."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from scdd.cli.main import VERBS, import_verb
+from tests.docs.pages import ROOT
+
+SOURCE = ROOT / "src" / "scdd"
+MOST = 8
+VERBS_OF_A_MODEL = {("lm/model.py", f"LM.{name}") for name in ("generate", "infill", "correct")}
+
+
+def functions(node: ast.AST, inside: str = "") -> Iterator[tuple[str, ast.FunctionDef, int]]:
+    """(Dotted name, definition, number of parameters without self) of every function."""
+    for child in ast.iter_child_nodes(node):
+        name = f"{inside}{getattr(child, 'name', '')}"
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            given = child.args
+            names = [each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+            names += [each.arg for each in (given.vararg, given.kwarg) if each is not None]
+            bound = isinstance(node, ast.ClassDef) and names[:1] in (["self"], ["cls"])
+            yield name, child, len(names) - bound  # type: ignore[misc]
+        is_scope = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        yield from functions(child, f"{name}." if is_scope else inside)
+
+
+def commands(command: Any) -> Iterator[Any]:
+    """A verb and the verbs inside it."""
+    yield command
+    for inner in getattr(command, "commands", {}).values():
+        yield from commands(inner)
+
+
+def commands_of_the_terminal() -> set[tuple[str, str]]:
+    """(File, name) of every function that is a command."""
+    callbacks = [each.callback for verb in VERBS for each in commands(import_verb(verb)) if each.callback]
+    plain = [inspect.unwrap(callback) for callback in callbacks]
+    return {(Path(inspect.getfile(each)).relative_to(SOURCE).as_posix(), each.__name__) for each in plain}
+
+
+def test_no_function_takes_more_than_eight_parameters() -> None:
+    allowed = VERBS_OF_A_MODEL | commands_of_the_terminal()
+    assert len(allowed) > 20, "commands are looked up"
+    too_many = {
+        f"{file}: {name} ({count})"
+        for path in sorted(SOURCE.rglob("*.py"))
+        for file in [path.relative_to(SOURCE).as_posix()]
+        for name, node, count in functions(ast.parse(path.read_text(encoding="utf-8")))
+        if count > MOST
+        and (file, name) not in allowed
+        and not any("triton.jit" in ast.unparse(mark) for mark in node.decorator_list)
+    }
+    assert too_many == set()
