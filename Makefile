@@ -13,9 +13,10 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(if
 WANTED := pyproject.toml $(CONSTRAINTS)
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
+INSTALLED_DOCS := $(VENV)/.installed-docs
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types imports pytest browser bench format constraints clean distclean
+.PHONY: help demo test lint types imports pytest browser docs bench format constraints clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -44,6 +45,10 @@ browser: ## install Debian's chromium for the playground's tests; needs root and
 	apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium; \
 	else echo "No root or no apt-get: install chromium by hand, or set CHROMIUM to the path of a browser."; exit 1; fi
 
+docs: $(INSTALLED_DOCS) ## build the guides and the reference into site/; open site/index.html
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "site/index.html"
+
 bench: ## list the benchmarks
 	@found=$$(ls benchmarks/*.py 2>/dev/null); \
 	if [ -z "$$found" ]; then echo "benchmarks/ holds no benchmark."; else \
@@ -57,7 +62,7 @@ constraints: $(INSTALLED_DEV) ## pin the versions of this environment in constra
 	$(BIN)/python tools/constraints.py
 
 clean: ## remove caches and build output
-	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage htmlcov
+	rm -rf build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage htmlcov
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean ## remove the virtual environment too
@@ -74,3 +79,7 @@ $(INSTALLED): $(WANTED) | $(BIN)/python
 $(INSTALLED_DEV): $(WANTED) | $(BIN)/python
 	$(INSTALL) -e '.[dev]'
 	@touch $@ $(INSTALLED)
+
+$(INSTALLED_DOCS): $(WANTED) | $(BIN)/python
+	$(INSTALL) -e '.[docs]'
+	@touch $@

@@ -1,0 +1,287 @@
+"""What mkdocs.yml's site has that docs/ does not hold: pages of the repository's root, and pages made from the code.
+
+MkDocs calls the functions whose names begin with `on_`. Pages outside docs/ (README.md as the start page, the model card, …)
+become pages of the site, and links to them are led there. Two more are made when the site is built: every key of a recipe,
+from the JSON schema, and every command with its flags, from the commands themselves.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import re
+from collections.abc import Iterator
+from importlib import import_module
+from logging import getLogger
+from pathlib import Path
+from typing import Any
+
+from scdd.cli.main import VERBS, import_verb
+from scdd.recipe.load import schema
+
+ROOT = Path(__file__).resolve().parents[1]
+LOG = getLogger("mkdocs.hooks.docs_site")  # under --strict a warning fails the build
+TAKEN_OVER = {
+    "index.md": "README.md",
+    "contributing.md": "CONTRIBUTING.md",
+    "changelog.md": "CHANGELOG.md",
+    "bundled-model.md": "src/scdd/assets/model/README.md",
+}
+"""Pages of the site, and the files of the repository that they are."""
+LINK = re.compile(r"(?P<before>\]\()(?P<path>[^)\s#:]+)(?P<after>(?:#[^)\s]*)?\))")
+FENCED = re.compile(r"(^```.*?^```$)", re.M | re.S)
+
+
+def on_config(config: Any) -> Any:
+    """List the decisions in the navigation."""
+    project = next(entry["Project"] for entry in config.nav if "Project" in entry)
+    decisions = next(entry for entry in project if "Decisions" in entry)
+    decisions["Decisions"] = ["adr/index.md", *({title: page} for page, title in _decisions().items())]
+    return config
+
+
+def _decisions() -> dict[str, str]:
+    """Pages of docs/adr, and what each decides."""
+    pages = sorted((ROOT / "docs" / "adr").glob("0*.md"))
+    headings = (page.read_text(encoding="utf-8").partition("\n")[0] for page in pages)
+    return {
+        f"adr/{page.name}": heading.removeprefix("# ") for page, heading in zip(pages, headings, strict=True)
+    }
+
+
+def _decision_page() -> str:
+    lines = (f"- [{title}]({page.removeprefix('adr/')})" for page, title in _decisions().items())
+    intro = "What somebody may question later: each with its context and its consequences."
+    return "\n".join(["# Decisions", "", intro, "", *lines, ""])
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the pages that docs/ does not hold."""
+    from mkdocs.structure.files import File
+
+    pages = {page: (ROOT / source).read_text(encoding="utf-8") for page, source in TAKEN_OVER.items()}
+    pages |= {
+        "reference/recipes.md": recipe_page(),
+        "reference/cli.md": command_page(),
+        "adr/index.md": _decision_page(),
+    }
+    for name, content in pages.items():
+        files.append(File.generated(config, name, content=content))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Lead links as they are in the repository to the pages that the site has of them."""
+    name = page.file.src_uri
+    parts = FENCED.split(markdown)
+    parts[::2] = [LINK.sub(lambda link: _led(link, name), part) for part in parts[::2]]
+    return "".join(parts)
+
+
+def _led(link: re.Match[str], name: str) -> str:
+    source = TAKEN_OVER.get(name, f"docs/{name}")
+    target = posixpath.normpath(posixpath.join(posixpath.dirname(source), link["path"]))
+    pages = {file: page for page, file in TAKEN_OVER.items()}
+    page = pages.get(target, target.removeprefix("docs/"))
+    if target not in pages and not target.startswith("docs/"):
+        LOG.warning("%s links to %s, which is no page of the site", source, target)
+    return f"{link['before']}{posixpath.relpath(page, posixpath.dirname(name) or '.')}{link['after']}"
+
+
+# -- recipes -------------------------------------------------------------------------------------------------------------
+
+ROOMS = ("data", "models", "processes", "schedules", "objectives", "training", "samplers")
+RECIPES = """\
+# Every key of a recipe
+
+A recipe is a YAML file. Its sections are the options of the package's parts, and this page is made from their JSON schema
+(`scdd recipe schema`). `scdd recipe list` names the shipped recipes, `scdd recipe show NAME` writes one out with all its
+defaults, `scdd recipe check FILE` says what is wrong with one, and `--set a.b=c` changes a key for one command. Where a
+section has a `kind`, the kind decides which other keys it has.
+"""
+
+
+def recipe_page() -> str:
+    """Every section of a recipe, with a row for each key."""
+    whole = schema()
+    parts = [RECIPES, "## The whole", _key_table(whole, whole)]
+    described: set[str] = set()
+    for name, node in whole["properties"].items():
+        if _references(node):
+            parts.append(f"## `{name}`")
+            parts += _sections(name, node, whole, described)
+    return "\n\n".join(parts) + "\n"
+
+
+def _sections(path: str, node: dict[str, Any], whole: dict[str, Any], described: set[str]) -> Iterator[str]:
+    """A section for each class of options that may stand at `path`, and those inside them; each class once."""
+    for title in _references(node):
+        if title in described:
+            continue
+        described.add(title)
+        options = whole["$defs"][title]
+        kind = options["properties"].get("kind", {})
+        kinds = (
+            [kind["const"]] if "const" in kind else kind.get("enum", ()) if "discriminator" in node else ()
+        )
+        suffix = f", kind {' or '.join(f'`{each}`' for each in kinds)}" if kinds else ""
+        yield f"### `{path}`{suffix} {{#{title}}}"
+        others = [f"`{other}`" for other in dict.fromkeys(_paths(title, whole, whole)) if other != path]
+        also = f" Also at {', '.join(others)}." if others else ""
+        yield f"{_escaped(options.get('description', ''))}{also} In Python: `{_home(title)}`."
+        if set(options["properties"]) - ({"kind"} if "const" in kind else set()):
+            yield _key_table(options, whole)
+        for name, inner in options["properties"].items():
+            yield from _sections(f"{path}.{name}", inner, whole, described)
+
+
+def _paths(title: str, section: dict[str, Any], whole: dict[str, Any], at: str = "") -> Iterator[str]:
+    """Every place of a recipe where these options may stand."""
+    for name, node in section["properties"].items():
+        path = f"{at}.{name}".strip(".")
+        for each in _references(node):
+            if each == title:
+                yield path
+            yield from _paths(title, whole["$defs"][each], whole, path)
+
+
+def _references(node: dict[str, Any]) -> list[str]:
+    """The classes of options that a property refers to."""
+    choices = [node, *(each for key in ("oneOf", "anyOf", "allOf") for each in node.get(key, ()))]
+    return [choice["$ref"].rpartition("/")[2] for choice in choices if "$ref" in choice]
+
+
+def _home(title: str) -> str:
+    """The dotted name of a class of options; the schema spells it out where two rooms have one of that name."""
+    if "__" in title:
+        return title.replace("__", ".")
+    modules = (import_module(f"scdd.{room}.options") for room in ROOMS)
+    return next(f"{each.__name__}.{title}" for each in modules if title in _classes(each))
+
+
+def _classes(module: Any) -> set[str]:
+    """Classes that the module itself defines."""
+    return {name for name, each in vars(module).items() if getattr(each, "__module__", "") == module.__name__}
+
+
+def _key_table(section: dict[str, Any], whole: dict[str, Any]) -> str:
+    rows = ["| key | what it takes | default | |", "|---|---|---|---|"]
+    for name, node in section["properties"].items():
+        if name == "kind" and "const" in node:
+            continue
+        default = "(must be given)"
+        if "default" in node:
+            value = _default(node["default"], node, whole)
+            default = f"`{value}`" if value else "(its own)"
+        rows.append(
+            f"| `{name}` | {_takes(node, whole)} | {default} | {_escaped(node.get('description', ''))} |"
+        )
+    return "\n".join(rows)
+
+
+def _takes(node: dict[str, Any], whole: dict[str, Any]) -> str:
+    """A property's type and limits, in words."""
+    titles = _references(node)
+    if titles:
+        kinds = [whole["$defs"][title]["properties"].get("kind", {}) for title in titles]
+        names = [kind.get("const") or ", ".join(kind.get("enum", ())) or "section" for kind in kinds]
+        return "; ".join(f"[{name}](#{title})" for name, title in zip(names, titles, strict=True))
+    if "anyOf" in node:
+        return " or ".join(_takes(choice, whole) for choice in node["anyOf"])
+    if "enum" in node:
+        return ", ".join(f"`{choice}`" for choice in node["enum"])
+    if "prefixItems" in node:
+        return f"list: {'; '.join(_takes(item, whole) for item in node['prefixItems'])}"
+    return f"{WORDS[node['type']]}{_limits(node)}"
+
+
+WORDS = {
+    **{"integer": "whole number", "number": "number", "string": "text"},
+    **{"boolean": "`true`, `false`", "null": "`null`"},
+}
+
+
+def _limits(node: dict[str, Any]) -> str:
+    low, above = node.get("minimum"), node.get("exclusiveMinimum")
+    high, below = node.get("maximum"), node.get("exclusiveMaximum")
+    if (low is None and above is None) or (high is None and below is None):
+        return f" ≥ {low:g}" if low is not None else f" > {above:g}" if above is not None else ""
+    first = f"[{low:g}" if low is not None else f"({above:g}"
+    last = f"{_bound(high)}]" if high is not None else f"{_bound(below)})"
+    return f" in {first}, {last}"
+
+
+def _bound(value: float) -> str:
+    """Large bounds are powers of two."""
+    return f"2^{value.bit_length() - 1}" if isinstance(value, int) and value >= 2**20 else f"{value:g}"
+
+
+def _default(value: Any, node: dict[str, Any], whole: dict[str, Any]) -> str:
+    """A default as YAML writes it; of a section, what differs from its own defaults."""
+    if isinstance(value, dict):
+        for title in _references(node):
+            own = {name: inner.get("default") for name, inner in whole["$defs"][title]["properties"].items()}
+            if value.get("kind") == own.get("kind"):
+                value = {
+                    name: each for name, each in value.items() if name == "kind" or own.get(name) != each
+                }
+        return (
+            ""
+            if not value
+            else "{" + ", ".join(f"{name}: {_default(each, {}, whole)}" for name, each in value.items()) + "}"
+        )
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+# -- commands ------------------------------------------------------------------------------------------------------------
+
+COMMANDS = """\
+# The command line
+
+`scdd VERB --help` says the same. A mistake that you can mend is told in one sentence, with exit status 2.
+"""
+
+
+def command_page() -> str:
+    """Every command with its arguments and flags."""
+    parts = [COMMANDS]
+    for verb in VERBS:
+        parts += _command(import_verb(verb), f"scdd {verb}", "##")
+    return "\n\n".join(parts) + "\n"
+
+
+def _command(command: Any, name: str, heading: str) -> Iterator[str]:
+    """A command's help as a heading, its text, its usage and a table; of a command with commands, those."""
+    shown = command.get_help(command.context_class(command, info_name=name, terminal_width=9999))
+    top, *tables = re.split(r"^(?:Arguments|Options|Commands):$", shown, flags=re.M)
+    usage, _, about = top.partition("\n")
+    yield f"{heading} {name}"
+    yield _escaped(about.strip())
+    inner = getattr(command, "commands", {})
+    for each in inner.values():
+        yield from _command(each, f"{name} {each.name}", f"{heading}#")
+    if not inner:
+        yield f"```\n{usage.removeprefix('Usage: ')}\n```"
+        rows = (_flag_row(match) for table in tables for match in FLAG.finditer(table))
+        yield "\n".join(["| | takes | default | |", "|---|---|---|---|", *rows])
+
+
+FLAG = re.compile(
+    r"^  (?P<name>-[^\s,]+(?:(?:, | / )[^\s,]+)*|\S+)(?: (?P<takes>\S.*?))??(?:\s{2,}(?P<about>\S.*?))?"
+    r"(?:  \[(?:default: (?P<default>[^\];]*)[^\]]*|(?P<must>required))\])?$",
+    re.M,
+)
+
+
+def _flag_row(flag: re.Match[str]) -> str:
+    takes = "" if flag["takes"] is None else f"`{flag['takes'].strip('<>')}`".replace("|", "\\|")
+    default = "(must be given)" if flag["must"] else "" if flag["default"] is None else f"`{flag['default']}`"
+    name = f"`{flag['name']}`".replace("|", "\\|")
+    return f"| {name} | {takes} | {default} | {_escaped(flag['about'] or '')} |"
+
+
+def _escaped(text: str) -> str:
+    """Running text that neither a table nor HTML takes for its own, in one line a paragraph."""
+    paragraphs = [" ".join(part.split()) for part in re.split(r"\n\s*\n", text)]
+    joined = "\n\n".join(paragraphs)
+    return joined.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
