@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from scdd.core import UserError
-from scdd.evals.likelihood import Likelihood, NelboEstimator, combined, dropped, likelihood
+from scdd.evals.measure.likelihood import Likelihood, NelboEstimator, combined, dropped, likelihood
 from scdd.objectives.elbo import nelbo
 from scdd.processes.base import Process
 from scdd.processes.gidd import GIDD
@@ -83,7 +83,7 @@ def test_numbers_follow_from_seed_and_index_alone() -> None:
     whole = likelihood(denoiser, process, rows, batch_size=5)
     parts = [
         *likelihood(denoiser, process, rows[:2], batch_size=1),
-        *likelihood(denoiser, process, rows[2:], first=2, batch_size=2),
+        *likelihood(denoiser, process, rows[2:], indices=range(2, 5), batch_size=2),
     ]
     assert [row.index for row in parts] == [row.index for row in whole]
     for a, b in zip(whole, parts, strict=True):

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from scdd.core import UserError
-from scdd.evals import benchmarks
-from scdd.evals.cells import Store
-from scdd.evals.subject import EvalModel
-from scdd.evals.zero_shot import Question, answers, framed, measure_zero_shot
+from scdd.evals.measure import benchmarks
+from scdd.evals.measure.model import EvalModel
+from scdd.evals.measure.store import MeasureContext, Store
+from scdd.evals.measure.zero_shot import Question, answers, framed, measure_zero_shot
 from scdd.recipe.text import parse
 
 QUESTIONS = [
@@ -98,18 +98,19 @@ def test_missing_files_name_the_cure(files: Path, monkeypatch: pytest.MonkeyPatc
         benchmarks.documents("piqa")
     monkeypatch.delenv(benchmarks.VARIABLE)
     monkeypatch.delenv("SCDD_DATA", raising=False)
-    with pytest.raises(UserError, match="--data or SCDD_BENCHMARKS"):
+    with pytest.raises(UserError, match="or set SCDD_BENCHMARKS"):
         benchmarks.folder()
 
 
 @pytest.mark.usefixtures("files")
 def test_all_seven_tasks(tmp_path: Path, scdd: EvalModel) -> None:
     pytest.importorskip("lm_eval")
-    found = measure_zero_shot(Store(tmp_path / "a"), scdd, None, None, passes=2).result
+    first, second = (MeasureContext(Store(tmp_path / name), 32) for name in "ab")
+    found = measure_zero_shot(first, scdd, passes=2).result
     assert set(found["tasks"]) == set(benchmarks.NAMES)
     assert all(one["questions"] == 2 for one in found["tasks"].values())
     assert found["monte_carlo_error"] > 0
-    again = measure_zero_shot(Store(tmp_path / "b"), scdd, None, None, passes=2).result
+    again = measure_zero_shot(second, scdd, passes=2).result
     assert again == found, "the ranking is the seed's"
     for name, gold, texts in (
         (
@@ -153,7 +154,8 @@ def test_the_real_files(data_folder: Path, tmp_path: Path, scdd: EvalModel) -> N
     """Official sizes, and a question of each through the harness."""
     pytest.importorskip("lm_eval")
     folder = str(data_folder / "benchmarks")
-    found = measure_zero_shot(Store(tmp_path), scdd, None, folder, passes=2, limit=1).result
+    context = MeasureContext(Store(tmp_path), 32)
+    found = measure_zero_shot(context, scdd, None, folder, passes=2, limit=1).result
     assert set(found["tasks"]) == set(benchmarks.NAMES)
     with benchmarks.at(folder):
         sizes = [len(benchmarks.documents(name)) for name in benchmarks.NAMES]

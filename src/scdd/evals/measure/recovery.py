@@ -1,0 +1,235 @@
+"""Controlled corruption and recovery (`tab:exact-recovery`): what is touched, what is restored, and what is damaged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from scdd.core import UserError, Vocab
+from scdd.core.denoiser import Denoiser
+from scdd.core.rng import CounterRNG, derive_seed, integers, uniforms
+from scdd.data.tokenizer import TextTokenizer
+from scdd.evals.measure import stats
+from scdd.evals.measure.model import EvalModel
+from scdd.evals.measure.progress import Watch, unwatched
+from scdd.evals.measure.reference_lm import ReferenceLM, scored, short_ppl
+from scdd.evals.measure.specs import Repair
+from scdd.evals.measure.store import MeasureContext, Measurement, all_gather, fingerprint, rank_share
+from scdd.evals.measure.texts import Rows
+from scdd.evals.measure.typos import KINDS, Piece, mistype, typed
+from scdd.evals.measure.walk import StartRows, framed_rows, repaired
+from scdd.processes.base import Process
+
+SHOWN = 4  # repairs kept in a measurement for the report
+
+
+class Repaired(NamedTuple):
+    """N rows before and after; `hit` where a token was corrupted."""
+
+    clean: Tensor  # [N, L]
+    corrupted: Tensor  # [N, L]
+    repaired: Tensor  # [N, L]
+    hit: Tensor  # [N, L]
+
+
+def corrupt(x: Tensor, count: int, vocab: Vocab, source: CounterRNG, frozen: Tensor) -> tuple[Tensor, Tensor]:
+    """(Rows with `count` positions replaced by a uniformly drawn other token, where); frozen positions stay."""
+    if int((~frozen).sum(1).min()) < count:
+        raise UserError(
+            f"{count} tokens are to be corrupted, and a row has fewer: use longer rows or a smaller K."
+        )
+    order = torch.where(frozen, 2.0, uniforms(x.shape, source)).argsort(1).argsort(1)
+    hit = order < count
+    ordinal = integers(vocab.K - 1, x.shape, source)  # of the K − 1 tokens that are not x
+    own = x - (x > vocab.mask_id).to(x.dtype)
+    return torch.where(hit, vocab.token(ordinal + (ordinal >= own).to(x.dtype)), x), hit
+
+
+def recover(
+    denoiser: Denoiser,
+    process: Process | None,
+    rows: StartRows,
+    count: int,
+    repair: Repair,
+    seed: int = 0,
+    batch_size: int = 16,
+    watch: Watch = unwatched,
+) -> Repaired:
+    """Corrupt `count` tokens of each clean row and let the model mend them."""
+    frozen = torch.zeros_like(rows.z, dtype=torch.bool) if rows.frozen is None else rows.frozen
+    source = CounterRNG(derive_seed(seed, f"recovery {count}"), list(rows.indices), rows.z.device)
+    corrupted, hit = corrupt(rows.z, count, denoiser.vocab, source, frozen)
+    start = StartRows(corrupted, frozen, rows.indices)
+    done = repaired(denoiser, process, repair, start, seed, batch_size, watch)
+    return Repaired(rows.z.cpu(), corrupted.cpu(), done, hit.cpu())
+
+
+def scores(rows: Repaired, framed: bool = True) -> dict[str, Any]:
+    """Touch and recovery rates over corrupted tokens, damage over clean ones, each with its error over rows."""
+    inside = slice(1, -1) if framed else slice(None)
+    clean, before, after, hit = (part[:, inside] for part in rows)
+    wrong = hit.sum(1).tolist()
+    right = (~hit).sum(1).tolist()
+    counts = {
+        "touch": (((after != before) & hit).sum(1).tolist(), wrong),
+        "recovery": (((after == clean) & hit).sum(1).tolist(), wrong),
+        "damage": (((after != clean) & ~hit).sum(1).tolist(), right),
+    }
+    return {name: stats.ratio(*pair)._asdict() for name, pair in counts.items()}
+
+
+def word_scores(
+    pieces: Sequence[Sequence[Piece]],
+    corrupted: Sequence[Sequence[int]],
+    mended: Sequence[Sequence[int]],
+    tokenizer: TextTokenizer,
+) -> dict[str, Any]:
+    """Touch, recovery and damage by words: the tokens under a word before and after tell what became of it.
+
+    A diffusion model keeps the number of tokens, so an error that changed it can be touched and made readable, but seldom
+    be undone letter by letter; a repeated word counts as recovered if nothing but white space is left of it.
+    """
+    rates = ("touch", "recovery", "damage")
+    per_text: list[dict[str, list[bool]]] = []
+    kinds: dict[str, list[bool]] = {kind: [] for kind in KINDS}
+    for words, old, new in zip(pieces, corrupted, mended, strict=True):
+        marks: dict[str, list[bool]] = {name: [] for name in rates}
+        for piece, before, after in zip(words, *_words(words, old, new, tokenizer), strict=True):
+            if piece.error:
+                restored = after.strip() == piece.meant.strip()
+                marks["touch"].append(after != before)
+                marks["recovery"].append(restored)
+                kinds[piece.error].append(restored)
+            else:
+                marks["damage"].append(after != before)
+        per_text.append(marks)
+    hits, counts = ({name: [f(marks[name]) for marks in per_text] for name in rates} for f in (sum, len))
+    return {
+        **{name: stats.ratio(hits[name], counts[name])._asdict() for name in rates},
+        "errors": sum(counts["recovery"]) / max(len(per_text), 1),
+        "recovery_by_kind": {kind: sum(some) / len(some) for kind, some in kinds.items() if some},
+    }
+
+
+def _words(
+    words: Sequence[Piece], old: Sequence[int], new: Sequence[int], tokenizer: TextTokenizer
+) -> tuple[list[str], list[str]]:
+    """What stands under each word before and after: the text of the tokens that reach into it."""
+    before, after = ([tokenizer.token(i) for i in row] for row in (old, new))
+    # where each token ends in the decoded text, in characters
+    ends = [len(tokenizer.decode(old[: i + 1], skip_special=False)) for i in range(len(old))]
+    spans, place, first = [], 0, 0
+    for piece in words:
+        stop = place + len(piece.typed)
+        while first < len(ends) and ends[first] <= place:
+            first += 1
+        last = first
+        while last < len(ends) and ends[last] < stop:
+            last += 1
+        spans.append(slice(first, last + 1))
+        place = stop
+    return ["".join(before[span]) for span in spans], ["".join(after[span]) for span in spans]
+
+
+# -- as measurements --------------------------------------------------------------------------------------------------
+
+
+def measure_recovery(
+    context: MeasureContext,
+    model: EvalModel,
+    rows: Rows,
+    count: int,
+    repair: Repair,
+    reference: ReferenceLM | None = None,
+    seed: int = 0,
+) -> Measurement:
+    """Corrupt `count` tokens of each row and mend them (`tab:exact-recovery`). All rows must be of one length."""
+
+    def run() -> dict[str, Any]:
+        mine = rank_share(len(rows), context.world)
+        own = framed_rows(rows.rows[mine.start : mine.stop], mine, model.lm.device)
+        size, watch = context.batch_size, context.watch
+        part = recover(model.denoiser, model.process, own, count, repair, seed, size, watch)
+        every = all_gather(list(zip(*part, strict=True)), context.world)
+        whole = Repaired(*(torch.stack(column) for column in zip(*every, strict=True)))
+        texts = [[model.text(row) for row in column.tolist()] for column in whole[:3]]
+        return {
+            **scores(whole),
+            "rows": len(rows),
+            "nfe": repair.nfe,
+            **_shown(context, reference, texts, seed),
+        }
+
+    settings = _settings(model, rows.rows, count, repair, reference, seed)
+    return context.store.measurement("recovery", model, settings, run, rows.name)
+
+
+def measure_typos(
+    context: MeasureContext,
+    model: EvalModel,
+    rows: Rows,
+    count: int,
+    repair: Repair,
+    reference: ReferenceLM | None = None,
+    seed: int = 0,
+) -> Measurement:
+    """The same with `count` real typing errors in the text that each row begins with, scored by words."""
+    clean = typing_texts(model, rows)
+
+    def mended(index: int) -> tuple[list[Piece], list[int], list[int]]:
+        """(Pieces, tokens with their errors, tokens mended) of one text, alone in its row."""
+        pieces = mistype(clean[index], count, derive_seed(seed, f"typos {index}"))
+        tokens = model.tokenizer.encode(typed(pieces))
+        if len(tokens) > model.room:
+            raise UserError(
+                f"A text of {len(tokens)} tokens does not fit the context of {model.room}: give shorter ones."
+            )
+        row = framed_rows([model.framed(tokens)], range(index, index + 1), model.lm.device)
+        done = repaired(model.denoiser, model.process, repair, row, seed, watch=context.watch)
+        return pieces, tokens, done[0, 1:-1].tolist()
+
+    def run() -> dict[str, Any]:
+        own = [mended(index) for index in rank_share(len(clean), context.world)]
+        pieces, before, after = zip(*all_gather(own, context.world), strict=True)
+        texts = [clean, *([model.text(row) for row in column] for column in (before, after))]
+        words = word_scores(pieces, before, after, model.tokenizer)
+        return {**words, **_shown(context, reference, texts, seed), "rows": len(clean), "nfe": repair.nfe}
+
+    settings = _settings(model, clean, count, repair, reference, seed)
+    return context.store.measurement("typos", model, settings, run, rows.name)
+
+
+def typing_texts(model: EvalModel, rows: Rows) -> list[str]:
+    """The rows as texts to mistype, cut so that the errors' extra tokens still fit the context."""
+    room = max(1, 3 * model.room // 4)
+    return [model.text(row[1 : 1 + room]) for row in rows.rows]
+
+
+def _shown(
+    context: MeasureContext, reference: ReferenceLM | None, texts: list[list[str]], seed: int
+) -> dict[str, Any]:
+    """Of clean, corrupted and repaired texts: a few repairs, and the perplexities where there is a reference LM."""
+    pairs = list(zip(*texts[1:], strict=True))[:SHOWN]
+    samples = {"samples": [{"corrupted": before, "repaired": after} for before, after in pairs]}
+    if reference is None:
+        return samples
+    names = ("ppl_clean", "ppl_corrupted", "ppl_repaired")
+    ppl = [short_ppl(scored(context, reference, column), seed) for column in texts]
+    return {"judge": reference.name, **dict(zip(names, ppl, strict=True)), **samples}
+
+
+def _settings(
+    model: EvalModel, texts: Any, count: int, repair: Repair, reference: ReferenceLM | None, seed: int
+) -> dict[str, Any]:
+    """What was asked, as plain data; refused of a model whose reverse process changes no visible token."""
+    if not model.has_uniform_noise:
+        raise UserError(
+            f"{model.label} has no uniform noise in its process, so its reverse never changes a visible token: "
+            "measure recovery of a model trained with p_u > 0."
+        )
+    asked = {"text": fingerprint(texts), "count": count, "seed": seed}
+    scorer = {} if reference is None else reference.identity
+    return {**asked, **repair.settled(model.time_conditioned), **scorer}
