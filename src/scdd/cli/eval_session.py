@@ -103,7 +103,9 @@ class Session:
 
     def default_num(self, num: int | None) -> int:
         """How many samples."""
-        return num if num is not None else 1024 if self.store.world.device.type == "cuda" else 64
+        from scdd.evals.measure.samples import usual_num
+
+        return usual_num(self.store.world.device) if num is None else num
 
     def open(self, system: System, changes: list[str] | None = None) -> EvalModel:
         """The system, loaded onto this rank's device."""

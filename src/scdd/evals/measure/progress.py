@@ -13,6 +13,14 @@ def unwatched(done: int) -> None:
     """Nobody looks."""
 
 
+def somebody_watches() -> bool:
+    """Whether standard error is seen: on a terminal, or in a notebook."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    return console.is_terminal or console.is_jupyter
+
+
 @contextmanager
 def bar(what: str, total: int | None, live: bool) -> Iterator[Watch]:
     """A progress bar on standard error while it lasts, if `live`."""

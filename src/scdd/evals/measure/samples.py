@@ -27,6 +27,11 @@ from scdd.samplers.grids import Grid
 from scdd.samplers.intrinsic import intrinsic
 
 
+def usual_num(device: torch.device) -> int:
+    """How many samples are drawn when nobody says how many."""
+    return 1024 if device.type == "cuda" else 64
+
+
 class Drawn(NamedTuple):
     """Samples in the order of their indices, complete on every rank."""
 
