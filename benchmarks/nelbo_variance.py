@@ -69,7 +69,7 @@ def main() -> None:
             nats = likelihood(lm.network, lm.process, held.rows, estimator, batch_size=args.batch_size)
             found.append(combined(nats))
         estimate._times = ours
-        return np.array([f.nats for f in found]), float(np.mean([f.error**2 for f in found]) ** 0.5)
+        return np.array([f["nats"] for f in found]), float(np.mean([f["error"] ** 2 for f in found]) ** 0.5)
 
     variants = {
         "reference convention (cross-entropies, uniform i >= 2)": runs("reference", ours),

@@ -14,8 +14,8 @@ import scdd
 from scdd import recipe
 from scdd.assemble import training as build
 from scdd.core import Levels, Transition, UserError
+from scdd.evals.measure.generation import measure_samples
 from scdd.evals.measure.model import open_model
-from scdd.evals.measure.samples import measure_samples
 from scdd.evals.measure.specs import SamplingSpec
 from scdd.evals.measure.store import MeasureContext, Store
 from scdd.evals.measure.walk import settled

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from scdd.evals.measure.model import EvalModel, open_model
-from scdd.lm import LM
+from scdd.lm.model import LM
 from scdd.models.dit import DiT, DiTConfig
 from scdd.processes.scdd import SCDD
 from scdd.schedules.peaked import Peaked

@@ -24,7 +24,7 @@ from scdd.evals.report.frontier import Point, pareto
 from scdd.evals.report.page import html_of
 from scdd.evals.report.paper import paper, printed
 from scdd.evals.report.tables import Entry, Table, number, with_error
-from scdd.lm import LM
+from scdd.lm.model import LM
 from scdd.models.heads import QualityHead
 from tests import tiny
 
@@ -167,7 +167,7 @@ def test_default_texts_are_the_recipes_own(
         (["eval", "likelihood", "--convention", "mine"], "exact or reference"),
         (["eval", "likelihood", "--corpus", "C4"], "LM1B or OWT"),
         (["eval", "generation", "--steps", "0"], "positive numbers"),
-        (["eval", "generation", "--top-p", "x"], "list of numbers"),
+        (["eval", "generation", "--top-p", "x"], "list of positive numbers"),
         (["eval", "compare", "a=b,wrong=1"], "choose from"),
         (["eval", "compare", "a=b,top_p=much"], "is not a number"),
         (["eval", "compare", "a="], "names no checkpoint"),

@@ -157,6 +157,5 @@ def test_the_real_files(data_folder: Path, tmp_path: Path, scdd: EvalModel) -> N
     context = MeasureContext(Store(tmp_path), 32)
     found = measure_zero_shot(context, scdd, None, folder, passes=2, limit=1).result
     assert set(found["tasks"]) == set(benchmarks.NAMES)
-    with benchmarks.at(folder):
-        sizes = [len(benchmarks.documents(name)) for name in benchmarks.NAMES]
+    sizes = [len(benchmarks.documents(name, folder)) for name in benchmarks.NAMES]
     assert sizes == [2376, 1172, 3270, 10042, 500, 1838, 1267]

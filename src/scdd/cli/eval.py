@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import product
 from typing import Annotated
 
@@ -11,6 +12,7 @@ from scdd.cli import eval_rank as rank
 from scdd.cli import eval_session as s
 from scdd.cli.eval_systems import parse_systems
 from scdd.cli.options import Strength
+from scdd.core.errors import UserError
 
 app = typer.Typer(
     add_completion=False,
@@ -40,15 +42,12 @@ def likelihood(
     """NELBO of a text per token and per byte, with its errors (tab:valppl)."""
     from scdd.evals.measure.likelihood import NelboEstimator, measure_likelihood
     from scdd.evals.measure.texts import text_rows
-    from scdd.evals.report.compare import likelihood_table
 
     estimator = NelboEstimator(steps, looks, convention, here.seed)  # type: ignore[arg-type]
-    s.check_corpus(corpus)
-    for system in parse_systems(model):
-        loaded = here.open(system)
+    for _, loaded in here.opened(model):
         rows = text_rows(loaded, text, field, limit, length)
-        here.measure(f"likelihood of {system.label}", len(rows), measure_likelihood, loaded, rows, estimator)
-    here.show(likelihood_table({one.label: one for one in here.measured}, corpus))
+        here.measure(f"likelihood of {loaded.label}", len(rows), measure_likelihood, loaded, rows, estimator)
+    here.show(corpus)
 
 
 @app.command()
@@ -56,7 +55,7 @@ def likelihood(
 def generation(
     here: s.Session,
     model: s.Models = None,
-    judge: s.Judge = "gpt2-large",
+    judge: s.NeededJudge = "gpt2-large",
     steps: s.Budgets = "128",
     num: s.Num = None,
     temperature: Annotated[
@@ -74,34 +73,25 @@ def generation(
     from scdd.evals.measure.generation import measure_generation
     from scdd.evals.measure.mauve import mauve_reference, measure_mauve
     from scdd.evals.measure.specs import SamplingSpec
-    from scdd.evals.report.compare import by_budget, entropy_table, generation_table
     from scdd.evals.report.frontier import frontier_table
-    from scdd.evals.report.summaries import mauve_table
 
-    heats: list[float | None] = [*s.parse_numbers(temperature, "--temperature")] or [None]
-    masses: list[float | None] = [*s.parse_numbers(top_p, "--top-p")] or [None]
+    heats: Sequence[float | None] = s.parse_numbers(temperature, "--temperature", float) or (None,)
+    masses: Sequence[float | None] = s.parse_numbers(top_p, "--top-p", float) or (None,)
     bases = [
         SamplingSpec(here.default_num(num), nfe, here.seed, temperature=heat, top_p=mass)
-        for nfe, heat, mass in product(s.parse_budgets(steps), heats, masses)
+        for nfe, heat, mass in product(s.parse_numbers(steps, "--steps", int), heats, masses)
     ]
-    s.check_corpus(corpus)
-    reference = here.reference(s.required_judge(judge), judge_batch_size)
-    assert reference is not None
+    reference = here.reference(judge, judge_batch_size)
     if mauve is not None:
         mauve_reference(reference)
-    for system in parse_systems(model):
-        loaded = here.open(system, changes)
+    for system, loaded in here.opened(model, changes):
         for spec in map(system.spec, bases):
             what, total = f"{system.label}, {spec.nfe} evaluations", 2 * spec.num
             here.measure(what, total, measure_generation, loaded, spec, reference)
             if mauve is not None:
                 here.measure(f"{what}, MAUVE", None, measure_mauve, loaded, spec, reference, mauve)
-    scored, human = here.of_kind("generation"), here.of_kind("mauve")
-    tables = [frontier_table(scored), *([mauve_table(human)] if human else [])]
-    if len({(one.label, one.settings["nfe"]) for one in scored}) == len(scored):
-        grid = by_budget(scored)
-        tables = [generation_table(grid, corpus), entropy_table(grid, corpus), *tables]
-    here.show(*tables)
+    several = len(heats) * len(masses) > 1  # then the frontier is among the tables
+    here.show(corpus, *([] if several else [frontier_table(here.of_kind("generation"))]))
 
 
 @app.command()
@@ -118,16 +108,14 @@ def correction(
     """Correction rates beside the intrinsic ones; with --judge, what the corrections are worth (tab:correction_rate)."""
     from scdd.evals.measure.generation import measure_correction
     from scdd.evals.measure.specs import SamplingSpec
-    from scdd.evals.report.summaries import correction_table
 
-    bases = [SamplingSpec(num, nfe, here.seed) for nfe in s.parse_budgets(steps)]
+    bases = [SamplingSpec(num, nfe, here.seed) for nfe in s.parse_numbers(steps, "--steps", int)]
     reference = here.reference(judge, judge_batch_size)
-    for system in parse_systems(model):
-        loaded = here.open(system, changes)
+    for system, loaded in here.opened(model, changes):
         for spec in map(system.spec, bases):
             what, total = f"{system.label}, {spec.nfe} evaluations", num * (1 if reference is None else 5)
             here.measure(what, total, measure_correction, loaded, spec, reference)
-    here.show(correction_table(here.measured))
+    here.show()
 
 
 @app.command()
@@ -163,25 +151,27 @@ def recovery(
 ) -> None:
     """Touch, recovery and damage after corruption by random tokens and by typing errors (tab:exact-recovery)."""
     from scdd.evals.measure.recovery import measure_recovery, measure_typos
-    from scdd.evals.measure.specs import Repair
+    from scdd.evals.measure.specs import RecoverySpec, Repair
     from scdd.evals.measure.texts import text_rows
-    from scdd.evals.report.summaries import recovery_table
 
-    repairs = [Repair(steps, n, top_p, nucleus=nucleus) for n in s.parse_budgets(last, "--last")]
-    thresholds = s.parse_numbers(threshold, "--threshold")
+    repairs = [Repair(steps, n, top_p, nucleus=nucleus) for n in s.parse_numbers(last, "--last", int)]
+    thresholds = s.parse_numbers(threshold, "--threshold", float)
     repairs += [Repair(1, 1, threshold=value, strength=strength) for value in thresholds]
-    systems, counts = parse_systems(model), s.parse_budgets(count, "--k")
-    s.refuse_sampling(systems, "recovery starts from given texts: use --steps, --last and --top-p")
+    counts = s.parse_numbers(count, "--k", int)
+    for system in parse_systems(model):
+        if system.sampling:
+            raise UserError(
+                f"{', '.join(system.sampling)} of {system.label} would have no effect, recovery starts from given texts: "
+                "use --steps, --last and --top-p."
+            )
     reference = here.reference(judge, judge_batch_size)
     kinds = [measure_recovery, *([measure_typos] if typos else [])]
-    for system in systems:
-        loaded = here.open(system)
+    for _, loaded in here.opened(model):
         rows = text_rows(loaded, text, field, num, length, whole=True)
         for k, repair, function in product(counts, repairs, kinds):
-            what, total = f"{system.label}, K = {k}, {repair.name}", len(rows) * (4 if reference else 1)
-            here.measure(what, total, function, loaded, rows, k, repair, reference, here.seed)
-    tables = [recovery_table(some) for kind in ("recovery", "typos") if (some := here.of_kind(kind))]
-    here.show(*tables)
+            what, total = f"{loaded.label}, K = {k}, {repair.name}", len(rows) * (4 if reference else 1)
+            here.measure(what, total, function, loaded, rows, RecoverySpec(k, repair, here.seed), reference)
+    here.show()
 
 
 app.command("zero-shot")(rank.zero_shot)

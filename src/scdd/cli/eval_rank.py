@@ -29,12 +29,11 @@ def zero_shot(
 ) -> None:
     """Accuracy on multiple-choice tasks, answers ranked by the ELBO of question and answer (tab:benchmark_accuracy)."""
     from scdd.evals.measure.zero_shot import measure_zero_shot
-    from scdd.evals.report.summaries import zero_shot_table
 
     asked = (tasks.split(",") if tasks else None, data, passes, limit, here.seed)
-    for system in parse_systems(model):
-        here.measure(f"answers of {system.label}", None, measure_zero_shot, here.open(system), *asked)
-    here.show(zero_shot_table(here.measured))
+    for _, loaded in here.opened(model):
+        here.measure(f"answers of {loaded.label}", None, measure_zero_shot, loaded, *asked)
+    here.show()
 
 
 @s.with_session()
@@ -46,7 +45,7 @@ def compare(
             metavar=f"{s.SYSTEM}…", help="Systems, such as a=runs/scdd b=runs/mdlm,sampler=remdm-cap."
         ),
     ],
-    judge: s.Judge = "gpt2-large",
+    judge: s.NeededJudge = "gpt2-large",
     steps: s.Budgets = "32,64,128",
     num: s.Num = None,
     text: s.Texts = None,
@@ -63,22 +62,18 @@ def compare(
     from scdd.evals.measure.specs import SamplingSpec
     from scdd.evals.measure.texts import text_rows
     from scdd.evals.measure.walk import sampling_plan, text_length
-    from scdd.evals.report.compare import by_budget, entropy_table, generation_table, likelihood_table
 
-    chosen, estimator = parse_systems(systems), NelboEstimator(None, looks, "exact", here.seed)
-    count = here.default_num(num)
-    bases = [SamplingSpec(count, nfe, here.seed, top_p=top_p) for nfe in s.parse_budgets(steps)]
-    s.check_corpus(corpus)
-    s.required_judge(judge)
+    estimator, count = NelboEstimator(None, looks, "exact", here.seed), here.default_num(num)
+    bases = [
+        SamplingSpec(count, nfe, here.seed, top_p=top_p) for nfe in s.parse_numbers(steps, "--steps", int)
+    ]
     # a mistake in the last one is better heard before the first one's hours of work
-    for system in chosen:
-        loaded = here.open(system)
+    for system, loaded in here.opened(systems):
         for spec in map(system.spec, bases):
             sampling_plan(loaded, spec, here.batch_size)
             text_length(loaded.lm, spec)
     reference = here.reference(judge, judge_batch_size)
-    for system in chosen:
-        loaded = here.open(system)
+    for system, loaded in here.opened(systems):
         if text is not None:
             rows = text_rows(loaded, text, field, limit)
             what = f"likelihood of {system.label}"
@@ -86,10 +81,7 @@ def compare(
         for spec in map(system.spec, bases):
             what = f"{system.label}, {spec.nfe} evaluations"
             here.measure(what, 2 * spec.num, measure_generation, loaded, spec, reference)
-    bounds = {one.label: one for one in here.of_kind("likelihood")}
-    grid = by_budget(here.of_kind("generation"))
-    tables = [likelihood_table(bounds, corpus)] if bounds else []
-    here.show(*tables, generation_table(grid, corpus), entropy_table(grid, corpus))
+    here.show(corpus)
 
 
 @s.with_session()
@@ -129,15 +121,14 @@ def judge(
     from scdd.evals.measure.judge import Matched, estimate_cost, measure_denoised, measure_judge, prompts
     from scdd.evals.measure.judge_client import JudgeClient, JudgeServer
     from scdd.evals.measure.texts import text_rows
-    from scdd.evals.report.summaries import judge_table
 
-    chosen, budgets = parse_systems(systems), s.parse_budgets(steps)
+    chosen, budgets = parse_systems(systems), s.parse_numbers(steps, "--steps", int)
     if len(chosen) != 2:
         raise UserError(f"The judge compares two systems, and {len(chosen)} are named: give two.")
-    cost = s.parse_numbers(prices, "--prices")
-    if prices is not None and len(cost) != 2:
+    cost = s.parse_numbers(prices, "--prices", float)
+    if len(cost) not in (0, 2):
         raise UserError(f"--prices {prices} should be two numbers: prompt and answer tokens, as in 1.25,10.")
-    first, second = (here.open(system) for system in chosen)
+    first, second = (loaded for _, loaded in here.opened(systems))
     rows = text_rows(first, text, field, num, length, whole=True)
     client = JudgeClient(JudgeServer(llm, base_url, workers=workers), here.store.folder / "answers.jsonl")
     todo = []
@@ -159,7 +150,7 @@ def judge(
     for matched, texts, _ in todo:
         what, calls = f"{llm} on {matched.nfe} evaluations", 3 * len(rows) * here.store.world.size
         here.measure(what, calls, measure_judge, (first, second), texts, client, matched)
-    here.show(judge_table(here.measured))
+    here.show()
 
 
 def _agreed(here: s.Session, yes: bool) -> bool:

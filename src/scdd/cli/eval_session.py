@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from scdd.cli.eval_systems import System, parse_system
+from scdd.cli.eval_systems import System, parse_system, parse_systems
 from scdd.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from scdd.evals.measure.store import Measurement, Store
     from scdd.evals.report.tables import Table
 
+N = TypeVar("N", int, float)
 SYSTEM = "[NAME=]CHECKPOINT[,KEY=VALUE…]"
 Models = Annotated[
     list[str] | None,
@@ -45,14 +46,12 @@ Texts = Annotated[
 Field = Annotated[str, typer.Option(help="Field of JSON lines or dataset rows that holds the text.")]
 Limit = Annotated[int | None, typer.Option(help="Use so many rows of the text only.")]
 Length = Annotated[int | None, typer.Option(help="Tokens in a row; default: the model's context.")]
-Judge = Annotated[
-    str | None,
-    typer.Option(
-        "--judge",
-        metavar="NAME|PATH",
-        help="Causal LM that judges texts: hub name, folder, .gguf file, or our own AR checkpoint.",
-    ),
-]
+JUDGE = typer.Option(
+    metavar="NAME|PATH",
+    help="Causal LM that judges texts: hub name, folder, .gguf file, or our own AR checkpoint.",
+)
+Judge = Annotated[str | None, JUDGE]
+NeededJudge = Annotated[str, JUDGE]
 JudgeBatchSize = Annotated[int, typer.Option(help="Texts that the judge reads at a time.")]
 NUM = ("--num", "--samples")  # torchrun takes --num for the beginning of an option of its own
 Num = Annotated[
@@ -69,7 +68,22 @@ Changes = Annotated[
         "--set", metavar="KEY=VALUE", help="Change the recipe's sampling, e.g. sampling.sampler.eta=0.02."
     ),
 ]
-Corpus = Annotated[str, typer.Option(help="Which of the paper's corpora to print beside ours: LM1B or OWT.")]
+
+
+def _known_corpus(name: str) -> str:
+    """Refuse a corpus that the paper has no numbers for."""
+    if name not in CORPORA:
+        raise UserError(f"--corpus {name} is not one of the paper's: choose {' or '.join(CORPORA)}.")
+    return name
+
+
+CORPORA = ("LM1B", "OWT")
+Corpus = Annotated[
+    str,
+    typer.Option(
+        callback=_known_corpus, help="Which of the paper's corpora to print beside ours: LM1B or OWT."
+    ),
+]
 
 
 def shared_options(
@@ -103,18 +117,19 @@ class Session:
 
     def default_num(self, num: int | None) -> int:
         """How many samples."""
-        from scdd.evals.measure.samples import usual_num
+        from scdd.evals.measure.generation import usual_num
 
         return usual_num(self.store.world.device) if num is None else num
 
-    def open(self, system: System, changes: list[str] | None = None) -> EvalModel:
-        """The system, loaded onto this rank's device."""
+    def opened(
+        self, systems: list[str] | None, changes: list[str] | None = None
+    ) -> Iterator[tuple[System, EvalModel]]:
+        """The systems that were named, one after the other, loaded onto this rank's device."""
         from scdd.evals.measure.model import open_model
 
-        device, changed = str(self.store.world.device), changes or ()
-        return open_model(
-            system.source, system.label, process=system.process, device=device, overrides=changed
-        )
+        place = {"device": str(self.store.world.device), "overrides": changes or ()}
+        for one in parse_systems(systems):
+            yield one, open_model(one.source, one.label, process=one.process, **place)  # type: ignore[arg-type]
 
     def reference(self, name: str | None, batch_size: int) -> ReferenceLM | None:
         """The language model that `--judge` names, on this rank's device."""
@@ -139,19 +154,22 @@ class Session:
         """What has been measured of a kind."""
         return [one for one in self.measured if one.kind == kind]
 
-    def show(self, *tables: Table) -> None:
-        """Tables on rank 0's standard output, or the measurements as JSON lines."""
+    def show(self, corpus: str = "OWT", *more: Table) -> None:
+        """The report's tables of what was measured on rank 0's standard output, or the measurements as JSON lines."""
+        from scdd.evals.report.sections import sections
+
         if not self.store.world.is_main:
             return
         if self.as_json:
             for kind in dict.fromkeys(one.kind for one in self.measured):
                 for one in self.of_kind(kind):
                     print(json.dumps(one.json(), ensure_ascii=False))
-        elif sys.stdout.isatty():
-            _print_rich(tables)
+            return
+        tables = [table for section in sections(self.measured, corpus) for table in section.tables]
+        if sys.stdout.isatty():
+            _print_rich([*tables, *more])
         else:
-            for table in tables:
-                print(table.markdown())
+            print("\n".join(table.markdown() for table in (*tables, *more)))
 
 
 def with_session(batch_size: int = 16) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -203,47 +221,18 @@ def default_out(models: Sequence[str]) -> Path:
     return Path(source) / "eval" if source != "bundled" and Path(source).is_dir() else Path("eval")
 
 
-def parse_budgets(text: str, name: str = "--steps") -> list[int]:
-    """Numbers of a comma-separated list."""
+def parse_numbers(text: str | None, name: str, kind: type[N]) -> list[N]:
+    """The numbers of a comma-separated list; none where nothing is asked for."""
+    if text is None:
+        return []
+    example, least = ("32,64,128", 1) if kind is int else ("0.8,0.9,1.0", 0)
     try:
-        numbers = [int(part) for part in text.split(",") if part.strip()]
+        numbers = [kind(part) for part in text.split(",") if part.strip()]
     except ValueError:
         numbers = []
-    if not numbers or min(numbers) < 1:
-        raise UserError(f"{name} {text} is no list of positive numbers: write 32,64,128.")
+    if not numbers or min(numbers) < least:
+        raise UserError(f"{name} {text} is no list of positive numbers: write {example}.")
     return numbers
-
-
-def parse_numbers(text: str | None, name: str) -> list[float]:
-    """As `parse_budgets`, for temperatures and masses; nothing where nothing was asked for."""
-    try:
-        return [float(part) for part in (text or "").split(",") if part.strip()]
-    except ValueError as error:
-        raise UserError(f"{name} {text} is no list of numbers: write 0.8,0.9,1.0.") from error
-
-
-def refuse_sampling(systems: Sequence[System], why: str) -> None:
-    """Refuse choices of a sampler where they would have no effect."""
-    for system in systems:
-        if system.sampling:
-            raise UserError(f"{', '.join(system.sampling)} of {system.label} would have no effect, {why}.")
-
-
-def required_judge(judge: str | None) -> str:
-    """The judge's name; refused if there is none."""
-    if not judge:
-        raise UserError(
-            "Generative perplexity needs a judge: name one with --judge (the paper's is gpt2-large)."
-        )
-    return judge
-
-
-def check_corpus(corpus: str) -> None:
-    """Refuse a corpus that the paper has no numbers for."""
-    from scdd.evals.report.paper import CORPORA
-
-    if corpus not in CORPORA:
-        raise UserError(f"--corpus {corpus} is not one of the paper's: choose {' or '.join(CORPORA)}.")
 
 
 def _print_rich(tables: Sequence[Table]) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from scdd.cli.eval_session import Corpus, check_corpus
+from scdd.cli.eval_session import Corpus
 from scdd.core.errors import UserError
 
 
@@ -33,7 +33,6 @@ def report(
 
     if out.suffix != ".html":
         raise UserError(f"--out {out} is no page: give a name that ends in .html.")
-    check_corpus(corpus)
     asked = (title, runs, corpus, against or [])
     for path, text in ((out, page(*asked)), (out.with_suffix(".md"), markdown(*asked))):
         path.parent.mkdir(parents=True, exist_ok=True)

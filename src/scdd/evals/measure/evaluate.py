@@ -8,18 +8,17 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from scdd.core.errors import UserError
-from scdd.evals.measure.generation import measure_correction, measure_generation
+from scdd.evals.measure.generation import measure_correction, measure_generation, usual_num
 from scdd.evals.measure.likelihood import NelboEstimator, measure_likelihood
 from scdd.evals.measure.model import EvalModel, open_model
 from scdd.evals.measure.progress import bar, somebody_watches
 from scdd.evals.measure.recovery import measure_recovery, measure_typos
 from scdd.evals.measure.reference_lm import ReferenceLM, open_reference_lm
-from scdd.evals.measure.samples import usual_num
-from scdd.evals.measure.specs import Repair, SamplingSpec
+from scdd.evals.measure.specs import RecoverySpec, SamplingSpec
 from scdd.evals.measure.store import MeasureContext, Measurement, Store
 from scdd.evals.measure.texts import Rows, text_rows
 from scdd.evals.measure.zero_shot import measure_zero_shot
-from scdd.lm import LM
+from scdd.lm.model import LM
 from scdd.training.parallel import World
 
 Measure = Literal["likelihood", "generation", "correction", "recovery", "typos", "zero-shot"]
@@ -63,13 +62,13 @@ def evaluate(
     def rows(limit: int | None = None) -> Rows:
         return text_rows(opened, paths, limit=limit, whole=limit is not None)
 
-    repair = (ERRORS, Repair(), scorer, spec.seed)
+    recovery = RecoverySpec(ERRORS, seed=spec.seed)
     functions: dict[str, Callable[[MeasureContext], Measurement]] = {
         "likelihood": lambda c: measure_likelihood(c, opened, rows(), NelboEstimator(seed=spec.seed)),
         "generation": lambda c: measure_generation(c, opened, spec, scorer),
         "correction": lambda c: measure_correction(c, opened, spec, scorer),
-        "recovery": lambda c: measure_recovery(c, opened, rows(ROWS), *repair),
-        "typos": lambda c: measure_typos(c, opened, rows(ROWS), *repair),
+        "recovery": lambda c: measure_recovery(c, opened, rows(ROWS), recovery, scorer),
+        "typos": lambda c: measure_typos(c, opened, rows(ROWS), recovery, scorer),
         "zero-shot": lambda c: measure_zero_shot(c, opened, seed=spec.seed),
     }
     store, live = Store(out, World(device=device)), somebody_watches() if progress is None else progress

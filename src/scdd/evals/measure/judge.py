@@ -16,10 +16,10 @@ from typing import Any
 from scdd.core import UserError
 from scdd.core.rng import CounterRNG, derive_seed
 from scdd.evals.measure import stats
+from scdd.evals.measure.generation import ended
 from scdd.evals.measure.judge_client import ASPECTS, JudgeClient, parse_scores, parse_winner
 from scdd.evals.measure.model import EvalModel
 from scdd.evals.measure.progress import Watch, unwatched
-from scdd.evals.measure.samples import ended
 from scdd.evals.measure.specs import SamplingSpec
 from scdd.evals.measure.store import MeasureContext, Measurement, all_gather, fingerprint, rank_share
 from scdd.evals.measure.texts import Rows
@@ -91,7 +91,7 @@ def measure_denoised(
         start = clean._replace(z=z)
         done = walk(model.denoiser, model.process, plan, start, context.watch, follow=False)
         eos = model.tokenizer.eos_id
-        texts = [model.text(ended(row[1:-1], eos)) for row in done.tokens.tolist()]
+        texts = [model.text(ended(row.tokens[1:-1], eos)) for row in done]
         return {"texts": all_gather(texts, context.world)}
 
     effective = settled(spec, model.lm)

@@ -84,46 +84,22 @@ class RowNats:
         return sum((value - mean) ** 2 for value in self.nats) / max(count - 1, 1) / count
 
 
-@dataclass(frozen=True)
-class Likelihood:
-    """Nats per token; `error` is Monte Carlo's, `spread` that of the sequences as a sample."""
+def combined(rows: Sequence[RowNats], bytes: int | None = None) -> dict[str, Any]:
+    """All sequences together, whatever rank they come from: nats per token, perplexity, bits per byte of text.
 
-    nats: float
-    error: float
-    spread: float
-    sequences: int
-    tokens: int
-    bytes: int | None = None
-
-    @property
-    def ppl(self) -> float:
-        """Perplexity, e^nats."""
-        return stats.exp(self.nats)
-
-    @property
-    def bits_per_byte(self) -> float | None:
-        """Bits of the whole NELBO for each byte of text."""
-        return None if not self.bytes else self.nats * self.tokens / self.bytes / math.log(2)
-
-    def json(self) -> dict[str, Any]:
-        """Plain data, derived figures included."""
-        derived = {
-            "ppl": self.ppl,
-            "ppl_error": self.ppl * self.error,
-            "ppl_spread": self.ppl * self.spread,
-            "bits_per_byte": self.bits_per_byte,
-        }
-        return {**asdict(self), **derived}
-
-
-def combined(rows: Sequence[RowNats], bytes: int | None = None) -> Likelihood:
-    """All sequences together, whatever rank they come from."""
+    `error` is Monte Carlo's, `spread` that of the sequences as a sample.
+    """
     if not rows:
         raise UserError("There is no text to take the likelihood of: give one with at least a token.")
     tokens = sum(row.tokens for row in rows)
-    over = stats.ratio([row.mean for row in rows], [row.tokens for row in rows])
-    error = math.sqrt(sum(row.variance for row in rows)) / tokens
-    return Likelihood(over.value, error, over.error, len(rows), tokens, bytes)
+    nats, spread, sequences = stats.ratio([row.mean for row in rows], [row.tokens for row in rows])
+    error, ppl = math.sqrt(sum(row.variance for row in rows)) / tokens, stats.exp(nats)
+    return {
+        **{"nats": nats, "error": error, "spread": spread},
+        **{"sequences": sequences, "tokens": tokens, "bytes": bytes},
+        **{"ppl": ppl, "ppl_error": ppl * error, "ppl_spread": ppl * spread},
+        "bits_per_byte": None if not bytes else nats * tokens / bytes / math.log(2),
+    }
 
 
 @torch.no_grad()
@@ -149,7 +125,8 @@ def likelihood(
         if is_diffusion(process):
             nats, given = _estimates(denoiser, process, x, documents, numbers, estimator), 0
         else:
-            nats, given = _exact(denoiser, x, documents), 1
+            part = BatchSlice(0, 0, 0, len(batch), len(batch))
+            nats, given = ArObjective().evaluate(denoiser, x, documents, part).nats[:, None], 1
         for index, values, row in zip(numbers, nats.tolist(), batch, strict=True):
             estimates.append(RowNats(index, tuple(values), len(row) - given))
         watch(len(batch))
@@ -166,7 +143,7 @@ def measure_likelihood(
         own = rows.rows[mine.start : mine.stop]
         network, process = model.lm.network, model.process
         nats = likelihood(network, process, own, estimator, mine, context.batch_size, context.watch)
-        return combined(all_gather(nats, context.world), rows.bytes).json()
+        return combined(all_gather(nats, context.world), rows.bytes)
 
     # An autoregressive model's number is exact: it has no looks to set.
     settings = {} if model.autoregressive else asdict(estimator)
@@ -187,11 +164,6 @@ def padded(rows: Sequence[Sequence[int]], device: torch.device | str) -> tuple[T
     return x, torch.where(real, 0, -1)
 
 
-def _exact(denoiser: Denoiser, x: Tensor, documents: Tensor | None) -> Tensor:
-    part = BatchSlice(0, 0, 0, x.shape[0], x.shape[0])
-    return ArObjective().evaluate(denoiser, x, documents, part).nats[:, None]
-
-
 def _estimates(
     denoiser: Denoiser,
     process: Process,
@@ -203,12 +175,19 @@ def _estimates(
     """[B, REPLICATES]: unbiased estimates of each row's NELBO."""
     total = torch.zeros((len(x), REPLICATES), dtype=torch.float64, device=x.device)
     each, seed = estimator.looks // REPLICATES, derive_seed(estimator.seed, "corrupt")
-    reference = estimator.convention == "reference"
-    for look, times in enumerate(_times(process, indices, estimator, x.device)):
+    for look, (t, s, weight) in enumerate(_times(process, indices, estimator, x.device)):
         samples = torch.tensor(indices, device=x.device) * estimator.looks + look
-        z_t = process.corrupt(x, times.t, CounterRNG(seed, samples, x.device))
-        losses = _row_losses(denoiser, process, x, z_t, documents, times, reference)
-        total[:, look // each] += times.weight * losses / each
+        z_t = process.corrupt(x, t, CounterRNG(seed, samples, x.device))
+        hidden = denoiser.hidden(z_t, t, documents).flatten(0, 1)
+        coefficients = process.elbo_coefficients(x, z_t, t, s).flatten(x.shape)
+        _, flat = elbo(hidden, denoiser.head, x.flatten(), z_t.flatten(), coefficients)
+        losses = flat.view(x.shape).double()
+        if estimator.convention == "reference":
+            assert s is not None
+            losses = losses - dropped(process, x, z_t, s, t)
+        if documents is not None:
+            losses = losses.where(documents >= 0, 0.0)
+        total[:, look // each] += weight * losses.sum(1) / each
     return total
 
 
@@ -259,26 +238,6 @@ def _reference_times(u: Tensor, steps: int) -> Times:
     """i uniform on 2 … T with weight T, as if i = 1 could occur; t = 1 becomes 1 − 1/(2T)."""
     i = 2 + (u * (steps - 1)).floor().clamp(max=steps - 2)
     return Times((i / steps).clamp(max=1 - 0.5 / steps), (i - 1) / steps, torch.full_like(u, float(steps)))
-
-
-def _row_losses(
-    denoiser: Denoiser,
-    process: Process,
-    x: Tensor,
-    z_t: Tensor,
-    documents: Tensor | None,
-    times: Times,
-    reference: bool,
-) -> Tensor:
-    """[B]: the summed loss of each row at its time, weights left out."""
-    hidden = denoiser.hidden(z_t, times.t, documents)
-    rows = process.elbo_coefficients(x, z_t, times.t, times.s).flatten(x.shape)
-    _, losses = elbo(hidden.flatten(0, 1), denoiser.head, x.flatten(), z_t.flatten(), rows)
-    losses = losses.view(x.shape).double()
-    if reference:
-        assert times.s is not None
-        losses = losses - dropped(process, x, z_t, times.s, times.t)
-    return (losses if documents is None else losses.where(documents >= 0, 0.0)).sum(1)
 
 
 def dropped(process: Process, x: Tensor, z_t: Tensor, s: Tensor, t: Tensor) -> Tensor:

@@ -10,9 +10,9 @@ import numpy as np
 
 from scdd.core.errors import UserError
 from scdd.evals.measure import stats
+from scdd.evals.measure.generation import measure_samples
 from scdd.evals.measure.model import EvalModel
 from scdd.evals.measure.reference_lm import HubReferenceLM, ReferenceLM
-from scdd.evals.measure.samples import measure_samples
 from scdd.evals.measure.specs import SamplingSpec
 from scdd.evals.measure.store import MeasureContext, Measurement, fingerprint
 from scdd.evals.measure.texts import text_rows
@@ -67,7 +67,7 @@ def measure_mauve(
     return context.store.measurement("mauve", model, settings, run, held.name)
 
 
-def mauve_reference(reference: ReferenceLM) -> HubReferenceLM:
+def mauve_reference(reference: ReferenceLM | None) -> HubReferenceLM:
     """The reference LM, if MAUVE can be had with it; refused before anything long is measured."""
     require_mauve()
     if not isinstance(reference, HubReferenceLM):

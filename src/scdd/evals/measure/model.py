@@ -15,8 +15,8 @@ from scdd import bundle
 from scdd.core.denoiser import Denoiser
 from scdd.core.errors import UserError
 from scdd.data.tokenizer import TextTokenizer
-from scdd.lm import LM, load
-from scdd.lm.loading import BUNDLED
+from scdd.lm.loading import BUNDLED, load
+from scdd.lm.model import LM
 from scdd.processes.base import Process
 from scdd.samplers.base import noisy
 from scdd.schedules.peaked import Peaked

@@ -16,13 +16,14 @@ from scdd.evals.measure import stats
 from scdd.evals.measure.model import EvalModel
 from scdd.evals.measure.progress import Watch, unwatched
 from scdd.evals.measure.reference_lm import ReferenceLM, scored, short_ppl
-from scdd.evals.measure.specs import Repair
+from scdd.evals.measure.specs import RecoverySpec
 from scdd.evals.measure.store import MeasureContext, Measurement, all_gather, fingerprint, rank_share
 from scdd.evals.measure.texts import Rows
 from scdd.evals.measure.typos import KINDS, Piece, mistype, typed
 from scdd.evals.measure.walk import StartRows, framed_rows, repaired
 from scdd.processes.base import Process
 
+RATES = ("touch", "recovery", "damage")
 SHOWN = 4  # repairs kept in a measurement for the report
 
 
@@ -52,33 +53,30 @@ def recover(
     denoiser: Denoiser,
     process: Process | None,
     rows: StartRows,
-    count: int,
-    repair: Repair,
-    seed: int = 0,
+    spec: RecoverySpec,
     batch_size: int = 16,
     watch: Watch = unwatched,
 ) -> Repaired:
-    """Corrupt `count` tokens of each clean row and let the model mend them."""
-    frozen = torch.zeros_like(rows.z, dtype=torch.bool) if rows.frozen is None else rows.frozen
-    source = CounterRNG(derive_seed(seed, f"recovery {count}"), list(rows.indices), rows.z.device)
-    corrupted, hit = corrupt(rows.z, count, denoiser.vocab, source, frozen)
-    start = StartRows(corrupted, frozen, rows.indices)
-    done = repaired(denoiser, process, repair, start, seed, batch_size, watch)
-    return Repaired(rows.z.cpu(), corrupted.cpu(), done, hit.cpu())
+    """Corrupt tokens of each clean row and let the model mend them."""
+    clean, frozen, indices = rows
+    frozen = torch.zeros_like(clean, dtype=torch.bool) if frozen is None else frozen
+    source = CounterRNG(derive_seed(spec.seed, f"recovery {spec.count}"), list(indices), clean.device)
+    corrupted, hit = corrupt(clean, spec.count, denoiser.vocab, source, frozen)
+    start = StartRows(corrupted, frozen, indices)
+    mended = repaired(denoiser, process, spec.repair, start, spec.seed, batch_size, watch)
+    return Repaired(clean.cpu(), corrupted.cpu(), torch.tensor(mended), hit.cpu())
 
 
-def scores(rows: Repaired, framed: bool = True) -> dict[str, Any]:
+def token_scores(rows: Repaired, framed: bool = True) -> dict[str, Any]:
     """Touch and recovery rates over corrupted tokens, damage over clean ones, each with its error over rows."""
     inside = slice(1, -1) if framed else slice(None)
     clean, before, after, hit = (part[:, inside] for part in rows)
-    wrong = hit.sum(1).tolist()
-    right = (~hit).sum(1).tolist()
-    counts = {
-        "touch": (((after != before) & hit).sum(1).tolist(), wrong),
-        "recovery": (((after == clean) & hit).sum(1).tolist(), wrong),
-        "damage": (((after != clean) & ~hit).sum(1).tolist(), right),
+    marks = ((after != before) & hit, (after == clean) & hit, (after != clean) & ~hit)
+    among = (hit, hit, ~hit)
+    return {
+        name: stats.ratio(marked.sum(1).tolist(), whole.sum(1).tolist())._asdict()
+        for name, marked, whole in zip(RATES, marks, among, strict=True)
     }
-    return {name: stats.ratio(*pair)._asdict() for name, pair in counts.items()}
 
 
 def word_scores(
@@ -92,11 +90,10 @@ def word_scores(
     A diffusion model keeps the number of tokens, so an error that changed it can be touched and made readable, but seldom
     be undone letter by letter; a repeated word counts as recovered if nothing but white space is left of it.
     """
-    rates = ("touch", "recovery", "damage")
     per_text: list[dict[str, list[bool]]] = []
     kinds: dict[str, list[bool]] = {kind: [] for kind in KINDS}
     for words, old, new in zip(pieces, corrupted, mended, strict=True):
-        marks: dict[str, list[bool]] = {name: [] for name in rates}
+        marks: dict[str, list[bool]] = {name: [] for name in RATES}
         for piece, before, after in zip(words, *_words(words, old, new, tokenizer), strict=True):
             if piece.error:
                 restored = after.strip() == piece.meant.strip()
@@ -106,9 +103,9 @@ def word_scores(
             else:
                 marks["damage"].append(after != before)
         per_text.append(marks)
-    hits, counts = ({name: [f(marks[name]) for marks in per_text] for name in rates} for f in (sum, len))
+    hits, counts = ({name: [f(marks[name]) for marks in per_text] for name in RATES} for f in (sum, len))
     return {
-        **{name: stats.ratio(hits[name], counts[name])._asdict() for name in rates},
+        **{name: stats.ratio(hits[name], counts[name])._asdict() for name in RATES},
         "errors": sum(counts["recovery"]) / max(len(per_text), 1),
         "recovery_by_kind": {kind: sum(some) / len(some) for kind, some in kinds.items() if some},
     }
@@ -141,29 +138,21 @@ def measure_recovery(
     context: MeasureContext,
     model: EvalModel,
     rows: Rows,
-    count: int,
-    repair: Repair,
+    spec: RecoverySpec,
     reference: ReferenceLM | None = None,
-    seed: int = 0,
 ) -> Measurement:
-    """Corrupt `count` tokens of each row and mend them (`tab:exact-recovery`). All rows must be of one length."""
+    """Corrupt tokens of each row and mend them (`tab:exact-recovery`). All rows must be of one length."""
 
     def run() -> dict[str, Any]:
         mine = rank_share(len(rows), context.world)
         own = framed_rows(rows.rows[mine.start : mine.stop], mine, model.lm.device)
-        size, watch = context.batch_size, context.watch
-        part = recover(model.denoiser, model.process, own, count, repair, seed, size, watch)
+        part = recover(model.denoiser, model.process, own, spec, context.batch_size, context.watch)
         every = all_gather(list(zip(*part, strict=True)), context.world)
         whole = Repaired(*(torch.stack(column) for column in zip(*every, strict=True)))
         texts = [[model.text(row) for row in column.tolist()] for column in whole[:3]]
-        return {
-            **scores(whole),
-            "rows": len(rows),
-            "nfe": repair.nfe,
-            **_shown(context, reference, texts, seed),
-        }
+        return {**token_scores(whole), **_shown(context, reference, texts, spec)}
 
-    settings = _settings(model, rows.rows, count, repair, reference, seed)
+    settings = _settings(model, rows.rows, spec, reference)
     return context.store.measurement("recovery", model, settings, run, rows.name)
 
 
@@ -171,58 +160,52 @@ def measure_typos(
     context: MeasureContext,
     model: EvalModel,
     rows: Rows,
-    count: int,
-    repair: Repair,
+    spec: RecoverySpec,
     reference: ReferenceLM | None = None,
-    seed: int = 0,
 ) -> Measurement:
-    """The same with `count` real typing errors in the text that each row begins with, scored by words."""
-    clean = typing_texts(model, rows)
+    """The same with real typing errors in the text that each row begins with, scored by words."""
+    # cut so that the errors' extra tokens still fit the context
+    clean = [model.text(row[1 : 1 + max(1, 3 * model.room // 4)]) for row in rows.rows]
 
     def mended(index: int) -> tuple[list[Piece], list[int], list[int]]:
         """(Pieces, tokens with their errors, tokens mended) of one text, alone in its row."""
-        pieces = mistype(clean[index], count, derive_seed(seed, f"typos {index}"))
+        pieces = mistype(clean[index], spec.count, derive_seed(spec.seed, f"typos {index}"))
         tokens = model.tokenizer.encode(typed(pieces))
         if len(tokens) > model.room:
             raise UserError(
                 f"A text of {len(tokens)} tokens does not fit the context of {model.room}: give shorter ones."
             )
         row = framed_rows([model.framed(tokens)], range(index, index + 1), model.lm.device)
-        done = repaired(model.denoiser, model.process, repair, row, seed, watch=context.watch)
-        return pieces, tokens, done[0, 1:-1].tolist()
+        [done] = repaired(model.denoiser, model.process, spec.repair, row, spec.seed, watch=context.watch)
+        return pieces, tokens, done[1:-1]
 
     def run() -> dict[str, Any]:
         own = [mended(index) for index in rank_share(len(clean), context.world)]
         pieces, before, after = zip(*all_gather(own, context.world), strict=True)
         texts = [clean, *([model.text(row) for row in column] for column in (before, after))]
         words = word_scores(pieces, before, after, model.tokenizer)
-        return {**words, **_shown(context, reference, texts, seed), "rows": len(clean), "nfe": repair.nfe}
+        return {**words, **_shown(context, reference, texts, spec)}
 
-    settings = _settings(model, clean, count, repair, reference, seed)
+    settings = _settings(model, clean, spec, reference)
     return context.store.measurement("typos", model, settings, run, rows.name)
 
 
-def typing_texts(model: EvalModel, rows: Rows) -> list[str]:
-    """The rows as texts to mistype, cut so that the errors' extra tokens still fit the context."""
-    room = max(1, 3 * model.room // 4)
-    return [model.text(row[1 : 1 + room]) for row in rows.rows]
-
-
 def _shown(
-    context: MeasureContext, reference: ReferenceLM | None, texts: list[list[str]], seed: int
+    context: MeasureContext, reference: ReferenceLM | None, texts: list[list[str]], spec: RecoverySpec
 ) -> dict[str, Any]:
     """Of clean, corrupted and repaired texts: a few repairs, and the perplexities where there is a reference LM."""
     pairs = list(zip(*texts[1:], strict=True))[:SHOWN]
-    samples = {"samples": [{"corrupted": before, "repaired": after} for before, after in pairs]}
+    samples = [{"corrupted": before, "repaired": after} for before, after in pairs]
+    about = {"rows": len(texts[0]), "nfe": spec.repair.nfe, "samples": samples}
     if reference is None:
-        return samples
+        return about
     names = ("ppl_clean", "ppl_corrupted", "ppl_repaired")
-    ppl = [short_ppl(scored(context, reference, column), seed) for column in texts]
-    return {"judge": reference.name, **dict(zip(names, ppl, strict=True)), **samples}
+    ppl = [short_ppl(scored(context, reference, column), spec.seed) for column in texts]
+    return {**about, "judge": reference.name, **dict(zip(names, ppl, strict=True))}
 
 
 def _settings(
-    model: EvalModel, texts: Any, count: int, repair: Repair, reference: ReferenceLM | None, seed: int
+    model: EvalModel, texts: Any, spec: RecoverySpec, reference: ReferenceLM | None
 ) -> dict[str, Any]:
     """What was asked, as plain data; refused of a model whose reverse process changes no visible token."""
     if not model.has_uniform_noise:
@@ -230,6 +213,5 @@ def _settings(
             f"{model.label} has no uniform noise in its process, so its reverse never changes a visible token: "
             "measure recovery of a model trained with p_u > 0."
         )
-    asked = {"text": fingerprint(texts), "count": count, "seed": seed}
     scorer = {} if reference is None else reference.identity
-    return {**asked, **repair.settled(model.time_conditioned), **scorer}
+    return {"text": fingerprint(texts), **spec.settled(model.time_conditioned), **scorer}

@@ -86,6 +86,19 @@ class Repair:
         return settings
 
 
+@dataclass(frozen=True)
+class RecoverySpec:
+    """How many errors are made in each text, and how they are mended."""
+
+    count: int
+    repair: Repair = Repair()
+    seed: int = 0
+
+    def settled(self, time_conditioned: bool) -> dict[str, Any]:
+        """Plain data, for a measurement's settings."""
+        return {"count": self.count, "seed": self.seed, **self.repair.settled(time_conditioned)}
+
+
 def repair_name(settings: dict[str, Any]) -> str:
     """The name of the repair that a measurement's settings hold."""
     known = {name: settings[name] for name in Repair.__dataclass_fields__ if name in settings}

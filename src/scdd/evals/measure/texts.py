@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 
 from scdd.core.errors import UserError
@@ -40,23 +39,17 @@ def split_name(text: str) -> tuple[str, str]:
     return f"{folder.resolve().name} ({', '.join(held) or 'validation'})", text
 
 
-def read(paths: Sequence[str | Path], limit: int | None = None, field: str = "text") -> list[str]:
-    """Documents of text files, JSON lines, folders and hf:NAME datasets; the first `limit` of them."""
-    texts = list(islice(documents(discover([str(path) for path in paths], field=field)), limit))
-    if not texts:
-        raise UserError(f"{', '.join(map(str, paths))} holds no text: give a file with some.")
-    return texts
-
-
-def open_stream(
-    paths: Sequence[str | Path], tokenizer: TextTokenizer, field: str = "text", limit: int | None = None
-) -> TokenStream:
-    """A folder that `scdd prepare` wrote (its validation split), or any texts, tokenised now."""
+def open_stream(paths: Sequence[str | Path], tokenizer: TextTokenizer, field: str = "text") -> TokenStream:
+    """A folder that `scdd prepare` wrote (its validation split), or text files, JSON lines, folders and hf:NAME
+    datasets, tokenised now."""
     if len(paths) == 1 and (Path(paths[0]) / INDEX).is_file():
         shards = Shards(paths[0], "valid")
         shards.require(tokenizer)
         return shards
-    return stream(tokenizer, read(paths, limit, field))
+    texts = list(documents(discover([str(path) for path in paths], field=field)))
+    if not texts:
+        raise UserError(f"{', '.join(map(str, paths))} holds no text: give a file with some.")
+    return stream(tokenizer, texts)
 
 
 def stream(tokenizer: TextTokenizer, texts: Iterable[str]) -> TokenStream:

@@ -62,12 +62,7 @@ def slip(word: str, rng: Random) -> str:
     return word[:i] + (near.upper() if word[i].isupper() else near) + word[i + 1 :]
 
 
-CHARACTERS: dict[str, Callable[[str, Random], str]] = {
-    "swap": swap,
-    "drop": drop,
-    "double": double,
-    "slip": slip,
-}
+CHARACTERS: dict[str, Callable[[str, Random], str]] = {f.__name__: f for f in (swap, drop, double, slip)}
 KINDS = (*CHARACTERS, "swapped words", "repeated word")
 
 

@@ -21,7 +21,7 @@ from scdd.core.rng import CounterRNG, derive_seed
 from scdd.evals.measure.model import EvalModel
 from scdd.evals.measure.progress import Watch, unwatched
 from scdd.evals.measure.specs import Repair, SamplingSpec
-from scdd.lm import LM
+from scdd.lm.model import LM
 from scdd.lm.run import Settings
 from scdd.ops import NO_FILTERS, Filters
 from scdd.processes.base import Process
@@ -48,13 +48,14 @@ def framed_rows(rows: list[list[int]], indices: range, device: torch.device) -> 
     return StartRows(z, frozen, indices)
 
 
-class Walked(NamedTuple):
-    """N rows of L tokens after S steps, on the CPU. `first` holds each position's first visible token."""
+class WalkedRow(NamedTuple):
+    """A row of L tokens after S steps, on the CPU."""
 
-    tokens: Tensor  # [N, L]
-    first: Tensor  # [N, L]
-    moves: Tensor  # [N, S, 3]: positions unmasked, corrected and remasked in each step
-    nfe: Tensor  # [N]
+    tokens: list[int]
+    first: list[int]
+    """Each position's first visible token: the text as it would be had nothing been corrected afterwards."""
+    moves: Tensor  # [S, 3]: positions unmasked, corrected and remasked in each step
+    nfe: int
 
 
 @final
@@ -176,17 +177,17 @@ def walk(
     rows: StartRows,
     watch: Watch = unwatched,
     follow: bool = True,
-) -> Walked:
-    """Walk the rows along the plan's grid.
+) -> list[WalkedRow]:
+    """The rows after a walk along the plan's grid.
 
     `follow` looks at each step, for the counts; without it only the ends are seen, which is quicker, and `first` is the
     final text and `moves` the totals.
     """
     z, frozen, indices = rows
-    parts = []
+    walked: list[WalkedRow] = []
     for start in range(0, len(indices), plan.batch_size):
         batch = slice(start, start + plan.batch_size)
-        first, moves, frame = z[batch].clone(), [], None
+        first, moves, frame = z[batch], [], None
         for frame in drive(
             denoiser, process, plan.sampler, plan.grid, z[batch],
             source=CounterRNG(plan.seed, list(indices[batch]), z.device),
@@ -201,24 +202,9 @@ def walk(
         assert frame is not None
         counts = torch.stack(moves, dim=1) if moves else frame.counts[:, None]
         shown = first if follow else frame.tokens
-        parts.append(Walked(frame.tokens.cpu(), shown.cpu(), counts.cpu(), frame.nfe.cpu()))
+        walked += map(WalkedRow, frame.tokens.tolist(), shown.tolist(), counts.cpu(), frame.nfe.tolist())
         watch(len(first))
-    if not parts:
-        none = torch.zeros((0, z.shape[1]), dtype=torch.int64)
-        return Walked(none, none, torch.zeros((0, len(plan.grid) - 1, 3), dtype=torch.int64), none[:, 0])
-    every = padded_moves([part.moves for part in parts])
-    return Walked(
-        torch.cat([part.tokens for part in parts]),
-        torch.cat([part.first for part in parts]),
-        torch.cat(every),
-        torch.cat([part.nfe for part in parts]),
-    )
-
-
-def padded_moves(parts: Sequence[Tensor]) -> list[Tensor]:
-    """Counts [..., S, 3] with as many steps each: rows that all stop early have fewer."""
-    longest = max(part.shape[-2] for part in parts)
-    return [torch.nn.functional.pad(part, (0, 0, 0, longest - part.shape[-2])) for part in parts]
+    return walked
 
 
 def repaired(
@@ -229,35 +215,34 @@ def repaired(
     seed: int = 0,
     batch_size: int = 1,
     watch: Watch = unwatched,
-) -> Tensor:
-    """The rows after the repair [N, L], on the CPU."""
+) -> list[list[int]]:
+    """The rows after the repair."""
     if repair.threshold is None:
-        draws = Filters(top_p=repair.top_p)
-        plan = Settings(
-            Ancestral(),
-            grid("uniform", repair.steps)[-repair.last - 1 :],
-            draws if repair.nucleus else NO_FILTERS,
-            repair.final,
-            draws,
-            seed=derive_seed(seed, "repair"),
-            batch_size=batch_size,
-            stop=False,
-        )
-        return walk(denoiser, process, plan, rows, watch, follow=False).tokens
-    parts = []
+        draws, times = Filters(top_p=repair.top_p), grid("uniform", repair.steps)[-repair.last - 1 :]
+        doubts = draws if repair.nucleus else NO_FILTERS
+        shared: dict[str, Any] = {
+            "seed": derive_seed(seed, "repair"),
+            "batch_size": batch_size,
+            "stop": False,
+        }
+        plan = Settings(Ancestral(), times, doubts, repair.final, draws, **shared)
+        return [row.tokens for row in walk(denoiser, process, plan, rows, watch, follow=False)]
+    done: list[list[int]] = []
     for start in range(0, len(rows.z), batch_size):
-        parts.append(_one_pass(denoiser, repair, rows.z[start : start + batch_size]))
-        watch(len(parts[-1]))
-    done = torch.cat(parts) if parts else rows.z
-    return (done if rows.frozen is None else torch.where(rows.frozen, rows.z, done)).cpu()
+        z = rows.z[start : start + batch_size]
+        mended = _one_pass(denoiser, z, repair.threshold, repair.strength)
+        if rows.frozen is not None:
+            mended = torch.where(rows.frozen[start : start + batch_size], z, mended)
+        done += mended.tolist()
+        watch(len(z))
+    return done
 
 
 @torch.no_grad()
-def _one_pass(denoiser: Denoiser, repair: Repair, z: Tensor) -> Tensor:
+def _one_pass(denoiser: Denoiser, z: Tensor, threshold: float, strength: float) -> Tensor:
     """The argmax wherever the token is so unlikely beside it, all taken for z_t at t = strength."""
-    assert repair.threshold is not None
-    t = torch.full((len(z),), repair.strength, dtype=torch.float64, device=z.device)
+    t = torch.full((len(z),), strength, dtype=torch.float64, device=z.device)
     parts = groups(len(z), z.shape[1], None, z.device, None)
     top = Evaluation(denoiser, parts, z, t, NO_FILTERS).top()
-    doubtful = top.log_p_z < top.log_p[..., 0] + math.log(repair.threshold)
+    doubtful = top.log_p_z < top.log_p[..., 0] + math.log(threshold)
     return torch.where(doubtful, top.tokens[..., 0], z)

@@ -81,9 +81,8 @@ def measure_zero_shot(
     seed: int = 0,
 ) -> Measurement:
     """Accuracies by lm-eval; without `tasks` the paper's seven from the folder `data`."""
-    with benchmarks.at(data):
-        if not tasks:
-            benchmarks.folder()  # refuse before anything is loaded
+    # a missing folder is refused before anything is loaded
+    metadata = {} if tasks else {"data": str(benchmarks.folder(data))}
     wanted = list(tasks) if tasks else [benchmarks.PREFIX + name for name in benchmarks.NAMES]
 
     def run() -> dict[str, Any]:
@@ -93,11 +92,12 @@ def measure_zero_shot(
         except ModuleNotFoundError as error:
             raise UserError(f"Zero-shot accuracy needs {error.name}: pip install 'scdd[eval]'.") from error
         scorer = adapter.ScddLM.of(model, passes, seed, context)
-        manager = import_module("lm_eval.tasks").TaskManager(include_path=str(benchmarks.TASKS))
-        plain = {"bootstrap_iters": 0, "log_samples": False, "task_manager": manager}
+        known = import_module("lm_eval.tasks").TaskManager(
+            include_path=str(benchmarks.TASKS), metadata=metadata
+        )
+        plain = {"bootstrap_iters": 0, "log_samples": False, "task_manager": known}
         try:
-            with benchmarks.at(data):
-                outcome = harness.simple_evaluate(scorer, tasks=wanted, limit=limit, **plain)
+            outcome = harness.simple_evaluate(scorer, tasks=wanted, limit=limit, **plain)
         except (KeyError, ValueError) as error:
             raise UserError(f"lm-eval refuses the tasks {', '.join(wanted)}: {error}") from error
         results = {}

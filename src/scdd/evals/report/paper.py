@@ -10,7 +10,6 @@ from scdd.evals.measure.store import Measurement
 from scdd.recipe.text import parse
 
 ASSETS = Path(__file__).parent / "assets"
-CORPORA = ("LM1B", "OWT")
 # None: no measurement of samples, or one of before the recipe's choices were written into its settings
 PLAIN_GRID = (None, "uniform")
 PAPERS_WAY = {

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -63,11 +64,27 @@ STYLE: dict[str, Any] = {
 }
 
 
-class Figure(NamedTuple):
-    """A title, and what draws the figure on a pair of axes."""
+class Series(NamedTuple):
+    """Points with a name in the legend, and how they look; `error` is a standard error each, or [below, above]."""
+
+    label: str | None
+    x: Sequence[float]
+    y: Sequence[float]
+    look: dict[str, Any]
+    error: Any = None
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Series on one pair of axes."""
 
     title: str
-    paint: Callable[[Any], None]
+    labels: tuple[str, str]
+    series: list[Series]
+    powers_of_two: bool = False
+    """x is logarithmic and has its ticks at the points."""
+    log_y: bool = False
+    limits: dict[str, tuple[float, float]] = field(default_factory=dict)
 
 
 def svg(figure: Figure) -> str:
@@ -80,7 +97,7 @@ def svg(figure: Figure) -> str:
     pyplot: Any = import_module("matplotlib.pyplot")
     with matplotlib.rc_context(STYLE):
         canvas, axes = pyplot.subplots(layout="constrained")
-        figure.paint(axes)
+        _paint(figure, axes)
         canvas.set_figheight(SIZE[1] + _legend(axes))
         axes.set_title(figure.title, loc="left", fontsize=11)
         out = io.StringIO()
@@ -107,130 +124,121 @@ def lines(index: int) -> dict[str, Any]:
     return {**style(index), "linestyle": DASHES[index % len(DASHES)]}
 
 
+def intrinsic(index: int) -> dict[str, Any]:
+    """What a perfect denoiser would do, beside the index-th series."""
+    return {"color": COLOURS[index % len(COLOURS)], "linestyle": "--"}
+
+
+def key(name: str, dash: str) -> Series:
+    """An entry of the legend that says what a dash means."""
+    return Series(name, [], [], {"linestyle": dash, "color": INK})
+
+
 def generation_plot(grid: Grid, among: str = "") -> Figure:
     """Gen PPL against network evaluations, with 95 % intervals."""
-
-    def paint(axes: Any) -> None:
-        for i, (label, row) in enumerate(grid.items()):
-            results = [one.result for _, one in sorted(row.items())]
-            y = [r["ppl"] for r in results]
-            below = [max(r["ppl"] - r["low"], 0.0) for r in results]
-            above = [max(r["high"] - r["ppl"], 0.0) for r in results]
-            axes.errorbar(sorted(row), y, yerr=[below, above], label=label, capsize=2.5, **lines(i))
-        _log_steps(axes, {nfe for row in grid.values() for nfe in row})
-        _log_values(axes)
-        axes.set_xlabel("network evaluations")
-        axes.set_ylabel("Gen PPL")
-
-    return Figure(f"Generative perplexity{among}", paint)
+    series = []
+    for i, (label, row) in enumerate(grid.items()):
+        results = [row[n].result for n in sorted(row)]
+        below = [max(r["ppl"] - r["low"], 0.0) for r in results]
+        above = [max(r["high"] - r["ppl"], 0.0) for r in results]
+        series.append(Series(label, sorted(row), _column(results, "ppl"), lines(i), [below, above]))
+    title, labels = f"Generative perplexity{among}", ("network evaluations", "Gen PPL")
+    return Figure(title, labels, series, powers_of_two=True, log_y=True)
 
 
 def frontier_plot(measurements: Sequence[Measurement], among: str = "") -> Figure:
     """Entropy against perplexity; filled marks are on their frontier, which is drawn."""
-
-    def paint(axes: Any) -> None:
-        points = sorted(map(Point.of, measurements), key=lambda p: p.entropy)
-        best = pareto(points)
-        for i, (label, nfe) in enumerate(sorted({(p.label, p.nfe) for p in points})):
-            mine = [p for p in points if (p.label, p.nfe) == (label, nfe)]
-            on, off = ([p for p in mine if (p in best) is wanted] for wanted in (True, False))
-            name = f"{label}, {nfe} evaluations"
-            axes.plot([p.entropy for p in on], [p.ppl for p in on], label=name, **style(i))
-            unfilled = {"linestyle": "none", "fillstyle": "none", **style(i)}
-            axes.plot([p.entropy for p in off], [p.ppl for p in off], **unfilled)
-        _log_values(axes)
-        axes.set_xlabel("unigram entropy, nats (more diverse →)")
-        axes.set_ylabel("Gen PPL (better ↓)")
-
-    return Figure(f"Quality and diversity{among}", paint)
+    points = sorted(map(Point.of, measurements), key=lambda p: p.entropy)
+    best, series = pareto(points), []
+    for i, (label, nfe) in enumerate(sorted({(p.label, p.nfe) for p in points})):
+        mine = [p for p in points if (p.label, p.nfe) == (label, nfe)]
+        unfilled = {"linestyle": "none", "fillstyle": "none"}
+        for name, on, look in ((f"{label}, {nfe} evaluations", True, {}), (None, False, unfilled)):
+            some = [p for p in mine if (p in best) is on]
+            series.append(
+                Series(name, [p.entropy for p in some], [p.ppl for p in some], {**look, **style(i)})
+            )
+    labels = ("unigram entropy, nats (more diverse →)", "Gen PPL (better ↓)")
+    return Figure(f"Quality and diversity{among}", labels, series, log_y=True)
 
 
 def correction_plot(measurements: Sequence[Measurement]) -> Figure:
     """Corrections per token and step against steps, Figure `fig:ablation1-1`; dashes are intrinsic."""
-
-    def paint(axes: Any) -> None:
-        for i, (label, x, results) in enumerate(_series(measurements)):
-            y, error = _column(results, "rate_per_step"), _column(results, "rate_per_step_error")
-            axes.errorbar(x, y, yerr=error, label=label, capsize=2.5, **style(i))
-            own = _column(results, "intrinsic_per_step")
-            axes.plot(x, own, linestyle="--", color=COLOURS[i % len(COLOURS)])
-        axes.plot([], [], linestyle="--", color=INK, label="dashed: intrinsic")
-        _log_steps(axes, {one.settings["nfe"] for one in measurements})
-        if any(one.result["rate_per_step"] > 0 for one in measurements):
-            _log_values(axes)
-        axes.set_xlabel("network evaluations")
-        axes.set_ylabel("corrections per token and step")
-
-    return Figure("Correction rate per step", paint)
+    series = []
+    for i, (label, row) in enumerate(by_budget(measurements).items()):
+        x, results = sorted(row), [row[n].result for n in sorted(row)]
+        rate, error = _column(results, "rate_per_step"), _column(results, "rate_per_step_error")
+        series.append(Series(label, x, rate, style(i), error))
+        series.append(Series(None, x, _column(results, "intrinsic_per_step"), intrinsic(i)))
+    series.append(key("dashed: intrinsic", "--"))
+    positive = any(one.result["rate_per_step"] > 0 for one in measurements)
+    labels = ("network evaluations", "corrections per token and step")
+    return Figure("Correction rate per step", labels, series, powers_of_two=True, log_y=positive)
 
 
 def cumulative_plot(measurements: Sequence[Measurement]) -> Figure:
     """How much of the correcting is done by each step, Figure `fig:ablation1-2`; the longest walk of each system."""
-
-    def paint(axes: Any) -> None:
-        for i, (label, budgets, results) in enumerate(_series(measurements)):
-            own, ideal = ([0.0, *results[-1][name]] for name in ("cumulative", "intrinsic_cumulative"))
-            x = [k / (len(own) - 1) for k in range(len(own))]
-            every = max(1, len(x) // 8)
-            look = {"label": f"{label}, {budgets[-1]} steps", "markevery": (i % every, every), **style(i)}
-            axes.plot(x, own, **look)
-            axes.plot(x, ideal, linestyle="--", color=COLOURS[i % len(COLOURS)])
-        axes.plot([], [], linestyle="--", color=INK, label="dashed: intrinsic")
-        axes.set_xlim(0, 1)
-        axes.set_ylim(0, 1.02)
-        axes.set_xlabel("share of the walk")
-        axes.set_ylabel("share of all corrections")
-
-    return Figure("Cumulative corrections", paint)
+    series = []
+    for i, (label, row) in enumerate(by_budget(measurements).items()):
+        longest = max(row)
+        own, ideal = ([0.0, *row[longest].result[k]] for k in ("cumulative", "intrinsic_cumulative"))
+        x = [k / (len(own) - 1) for k in range(len(own))]
+        every = max(1, len(x) // 8)
+        look = {"markevery": (i % every, every), **style(i)}
+        series += [Series(f"{label}, {longest} steps", x, own, look), Series(None, x, ideal, intrinsic(i))]
+    labels, limits = (
+        ("share of the walk", "share of all corrections"),
+        {"xlim": (0.0, 1.0), "ylim": (0.0, 1.02)},
+    )
+    return Figure("Cumulative corrections", labels, [*series, key("dashed: intrinsic", "--")], limits=limits)
 
 
 def recovery_plot(measurements: Sequence[Measurement], among: str = "") -> Figure:
     """Recovered and damaged against K."""
-
-    def paint(axes: Any) -> None:
-        ordered = sorted(measurements, key=lambda one: int(one.settings["count"]))
-        series = grouped(ordered, lambda one: f"{one.label}, {repair_name(one.settings)}")
-        for i, (label, row) in enumerate(series.items()):
-            x = [one.settings["count"] for one in row]
-            for name, dash in (("recovery", "-"), ("damage", ":")):
-                rates = [one.result[name] for one in row]
-                look = {
-                    "linestyle": dash,
-                    "label": label if dash == "-" else None,
-                    "capsize": 2.5,
-                    **style(i),
-                }
-                axes.errorbar(x, _column(rates, "value"), yerr=_column(rates, "error"), **look)
-        axes.plot([], [], linestyle="-", color=INK, label="solid: recovered")
-        axes.plot([], [], linestyle=":", color=INK, label="dotted: damaged")
-        axes.set_ylim(-0.02, 1.02)
-        axes.set_xlabel("corrupted tokens in a text (K)")
-        axes.set_ylabel("share of tokens")
-
-    return Figure(f"Recovery and damage{among}", paint)
+    ordered = sorted(measurements, key=lambda one: int(one.settings["count"]))
+    series = []
+    groups = grouped(ordered, lambda one: f"{one.label}, {repair_name(one.settings)}")
+    for i, (label, some) in enumerate(groups.items()):
+        x = [one.settings["count"] for one in some]
+        for name, rate, dash in ((label, "recovery", "-"), (None, "damage", ":")):
+            rates, look = [one.result[rate] for one in some], {"linestyle": dash, **style(i)}
+            series.append(Series(name, x, _column(rates, "value"), look, _column(rates, "error")))
+    series += [key("solid: recovered", "-"), key("dotted: damaged", ":")]
+    labels = ("corrupted tokens in a text (K)", "share of tokens")
+    return Figure(f"Recovery and damage{among}", labels, series, limits={"ylim": (-0.02, 1.02)})
 
 
 def training_plot(curves: dict[str, list[tuple[int, float, float]]]) -> Figure:
     """Validation NELBO against training steps, from metrics.jsonl."""
-
-    def paint(axes: Any) -> None:
-        for i, (label, curve) in enumerate(curves.items()):
-            x, y, error = zip(*curve, strict=True)
-            axes.errorbar(x, y, yerr=error, label=label, capsize=2.5, **lines(i))
-        axes.set_xlabel("training step")
-        axes.set_ylabel("validation NELBO, nats per token")
-
-    return Figure("Validation during training", paint)
+    columns = {label: list(zip(*curve, strict=True)) for label, curve in curves.items()}
+    series = [
+        Series(label, x, y, lines(i), error) for i, (label, (x, y, error)) in enumerate(columns.items())
+    ]
+    return Figure("Validation during training", ("training step", "validation NELBO, nats per token"), series)
 
 
-def _series(measurements: Sequence[Measurement]) -> list[tuple[str, list[int], list[dict[str, Any]]]]:
-    """(Name, budgets, results) of each system, in the order in which they came, each by its budgets."""
-    rows = ((name, sorted(row.items())) for name, row in by_budget(measurements).items())
-    return [(name, [nfe for nfe, _ in row], [one.result for _, one in row]) for name, row in rows]
+def _column(results: Sequence[dict[str, Any]], name: str) -> list[float]:
+    return [result[name] for result in results]
 
 
-def _column(results: Sequence[dict[str, Any]], key: str) -> list[float]:
-    return [result[key] for result in results]
+def _paint(figure: Figure, axes: Any) -> None:
+    for label, x, y, look, error in figure.series:
+        if error is None:
+            axes.plot(x, y, label=label, **look)
+        else:
+            axes.errorbar(x, y, yerr=error, label=label, capsize=2.5, **look)
+    if figure.powers_of_two:
+        ticks = sorted({x for series in figure.series for x in series.x})
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(ticks, [str(tick) for tick in ticks])
+        axes.minorticks_off()
+    if figure.log_y:  # numbers as people write them, also between powers of ten
+        ticker: Any = import_module("matplotlib.ticker")
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_formatter(ticker.NullFormatter())
+    axes.set(xlabel=figure.labels[0], ylabel=figure.labels[1], **figure.limits)
 
 
 def _legend(axes: Any) -> float:
@@ -245,18 +253,3 @@ def _legend(axes: Any) -> float:
     handles, labels = [handles[i] for i in order], [labels[i] for i in order]
     axes.figure.legend(handles, labels, loc="outside lower center", ncols=columns, handlelength=3.2)
     return max(0.0, 0.21 * (-(-len(labels) // columns) - 1))
-
-
-def _log_steps(axes: Any, budgets: set[int]) -> None:
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(sorted(budgets), [str(budget) for budget in sorted(budgets)])
-    axes.minorticks_off()
-
-
-def _log_values(axes: Any) -> None:
-    """Numbers as people write them, also between powers of ten."""
-    ticker: Any = import_module("matplotlib.ticker")
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_minor_formatter(ticker.NullFormatter())

@@ -10,24 +10,9 @@ from typing import NamedTuple
 
 from scdd.core.errors import UserError
 from scdd.evals.measure.store import Measurement, read_measurements
-from scdd.evals.report import plots
-from scdd.evals.report.compare import (
-    against_table,
-    by_budget,
-    check_names,
-    entropy_table,
-    generation_table,
-    likelihood_table,
-)
+from scdd.evals.report import compare, plots, summaries
 from scdd.evals.report.frontier import frontier_table
 from scdd.evals.report.names import distinct_names, grouped, text_of
-from scdd.evals.report.summaries import (
-    correction_table,
-    judge_table,
-    mauve_table,
-    recovery_table,
-    zero_shot_table,
-)
 from scdd.evals.report.tables import Table
 from scdd.training.log import METRICS
 
@@ -71,17 +56,19 @@ def sections(
     measurements: Sequence[Measurement], corpus: str = "OWT", against: Sequence[str] = ()
 ) -> list[Section]:
     """Everything that the measurements can tell, in the paper's order; systems in `against` beside each other one."""
-    check_names(against, measurements)
+    compare.check_names(against, measurements)
     by_kind = grouped(measurements, lambda one: one.kind)
     builders: dict[str, Callable[[list[Measurement]], Section]] = {
         "likelihood": lambda some: _likelihood(some, corpus),
         "generation": lambda some: _generation(some, corpus, against),
-        "mauve": lambda some: Section("MAUVE", [mauve_table(some)]),
+        "mauve": lambda some: Section("MAUVE", [summaries.mauve_table(some)]),
         "correction": _correction,
         "recovery": _recovery,
         "typos": lambda some: Section("Typing errors", _recovery(some).tables),
-        "zero-shot": lambda some: Section("Zero-shot", [zero_shot_table(some)]),
-        "judge": lambda some: Section("LLM as judge", [judge_table(pair) for pair in judged_pairs(some)]),
+        "zero-shot": lambda some: Section("Zero-shot", [summaries.zero_shot_table(some)]),
+        "judge": lambda some: Section(
+            "LLM as judge", [summaries.judge_table(pair) for pair in judged_pairs(some)]
+        ),
     }
     return [build(by_kind[kind]) for kind, build in builders.items() if kind in by_kind]
 
@@ -90,7 +77,7 @@ def _likelihood(measurements: Sequence[Measurement], corpus: str) -> Section:
     tables = []
     for some in grouped(measurements, lambda one: one.settings["text"]).values():
         names = distinct_names(some, lambda one: None)
-        tables.append(likelihood_table(dict(zip(names, some, strict=True)), corpus))
+        tables.append(compare.likelihood_table(dict(zip(names, some, strict=True)), corpus))
     return Section("Likelihood", tables)
 
 
@@ -102,8 +89,8 @@ def _generation(measurements: Sequence[Measurement], corpus: str, against: Seque
     groups = grouped(measurements, lambda one: (json.dumps(one.settings["judge"]), _room(one)))
     for (_, room), some in groups.items():
         among = f": {some[0].result['judge']}, context {room}" if len(groups) > 1 else ""
-        grid = by_budget(some)
-        tables += [generation_table(grid, corpus, among), entropy_table(grid, corpus, among)]
+        grid = compare.by_budget(some)
+        tables += [compare.generation_table(grid, corpus, among), compare.entropy_table(grid, corpus, among)]
         figures += [plots.generation_plot(grid, among)] if len(some) > 1 else []
         ways = grouped(some, lambda one: (one.label, one.settings["nfe"]))
         several = [one for one in some if len(ways[one.label, one.settings["nfe"]]) > 1]
@@ -111,7 +98,7 @@ def _generation(measurements: Sequence[Measurement], corpus: str, against: Seque
             tables.append(frontier_table(several, among))
             figures.append(plots.frontier_plot(several, among))
         comparisons += [
-            against_table(grid, name, among)
+            compare.against_table(grid, name, among)
             for name, row in grid.items()
             if next(iter(row.values())).label in against
         ]
@@ -131,7 +118,7 @@ def _correction(measurements: Sequence[Measurement]) -> Section:
         chosen[json.dumps([one.label, {k: v for k, v in one.settings.items() if k != "judge"}])] = one
     kept = list(chosen.values())
     figures = [plots.correction_plot(kept), plots.cumulative_plot(kept)]
-    return Section("Self-correction", [correction_table(kept)], figures)
+    return Section("Self-correction", [summaries.correction_table(kept)], figures)
 
 
 def _recovery(measurements: Sequence[Measurement]) -> Section:
@@ -139,7 +126,7 @@ def _recovery(measurements: Sequence[Measurement]) -> Section:
     groups = grouped(measurements, lambda one: one.settings["text"])
     for some in groups.values():
         among = f": {text_of(some[0])}, {some[0].result['rows']} rows" if len(groups) > 1 else ""
-        tables.append(recovery_table(some, among))
+        tables.append(summaries.recovery_table(some, among))
         if len({one.settings["count"] for one in some}) > 1:
             figures.append(plots.recovery_plot(some, among))
     return Section("Recovery", tables, figures)

@@ -11,11 +11,11 @@ from scdd.evals.measure import lm_eval_model  # noqa: F401  (registers the model
 from scdd.evals.measure.benchmarks import documents
 
 
-def load(name: str, **_: Any) -> dict[str, Any]:
-    """The task's documents as the harness wants them."""
+def load(name: str, data: str | None = None, **_: Any) -> dict[str, Any]:
+    """The task's documents as the harness wants them; its `metadata` may name their folder `data`."""
     import datasets
 
-    return {"test": datasets.Dataset.from_list(documents(name))}
+    return {"test": datasets.Dataset.from_list(documents(name, data))}
 
 
 def gold(doc: dict[str, Any]) -> int:
