@@ -7,7 +7,6 @@ import inspect
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -182,9 +181,14 @@ def with_session(batch_size: int = 16) -> Callable[[Callable[..., None]], Callab
 
         @functools.wraps(function)
         def command(**given: Any) -> None:
-            common = {name: given.pop(name) for name in shared}
-            with session(given.get("model") or [], **common) as here:
-                function(here, **given)
+            from scdd.evals.measure.store import Store
+            from scdd.training.parallel import world
+
+            seed, size, out, device, quiet, as_json = (given.pop(name) for name in shared)
+            with world("auto", device) as here:  # join the ranks
+                live = here.is_main and sys.stderr.isatty() and not quiet and not as_json
+                store = Store(out or default_out(given.get("model") or []), here)
+                function(Session(store, seed, size, live, as_json), **given)
 
         options = [option.replace(kind=option.KEYWORD_ONLY) for option in (*own, *shared.values())]
         command.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
@@ -192,27 +196,6 @@ def with_session(batch_size: int = 16) -> Callable[[Callable[..., None]], Callab
         return command
 
     return command_of
-
-
-@contextmanager
-def session(
-    models: Sequence[str],
-    *,
-    seed: int,
-    batch_size: int,
-    out: Path | None,
-    device: str | None,
-    quiet: bool,
-    as_json: bool,
-) -> Iterator[Session]:
-    """Join the ranks and open the store."""
-    from scdd.evals.measure.store import Store
-    from scdd.training.parallel import world
-
-    folder = out if out is not None else default_out(models)
-    with world("auto", device) as here:
-        live = here.is_main and sys.stderr.isatty() and not quiet and not as_json
-        yield Session(Store(folder, here), seed, batch_size, live, as_json)
 
 
 def default_out(models: Sequence[str]) -> Path:

@@ -21,7 +21,7 @@ from scdd.evals.measure.diversity import diversity
 from scdd.evals.measure.model import EvalModel, is_diffusion
 from scdd.evals.measure.reference_lm import ReferenceLM, TextNats, columns, gen_ppl, scored, short_ppl
 from scdd.evals.measure.specs import SamplingSpec
-from scdd.evals.measure.store import MeasureContext, Measurement, all_gather, rank_share
+from scdd.evals.measure.store import MeasureContext, Measurement, shared
 from scdd.evals.measure.walk import StartRows, WalkedRow, described, sampling_plan, settled, text_length, walk
 from scdd.processes.base import Process
 from scdd.samplers.grids import Grid
@@ -38,13 +38,16 @@ def usual_num(device: torch.device) -> int:
 def draw(
     context: MeasureContext, model: EvalModel, spec: SamplingSpec, follow: bool = True
 ) -> list[WalkedRow]:
-    """All samples of `spec` in their frames, complete on every rank; each rank draws its share of the indices."""
+    """All samples of `spec` in their frames, complete on every rank."""
     plan, mask = sampling_plan(model, spec, context.batch_size), model.tokenizer.mask_id
-    mine = rank_share(spec.num, context.world)
     row = model.framed([mask] * text_length(model.lm, spec))
-    z = torch.tensor([row], device=model.lm.device).expand(len(mine), -1).clone()
-    rows = StartRows(z, z != mask, mine)
-    return all_gather(walk(model.denoiser, model.process, plan, rows, context.watch, follow), context.world)
+
+    def walked(own: Sequence[int], mine: range) -> list[WalkedRow]:
+        z = torch.tensor([row], device=model.lm.device).expand(len(mine), -1).clone()
+        start = StartRows(z, z != mask, mine)
+        return walk(model.denoiser, model.process, plan, start, context.watch, follow)
+
+    return shared(range(spec.num), walked, context.world)
 
 
 def ended(tokens: Sequence[int], eos_id: int) -> list[int]:

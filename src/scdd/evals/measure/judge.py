@@ -13,6 +13,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import torch
+
 from scdd.core import UserError
 from scdd.core.rng import CounterRNG, derive_seed
 from scdd.evals.measure import stats
@@ -21,9 +23,9 @@ from scdd.evals.measure.judge_client import ASPECTS, JudgeClient, parse_scores, 
 from scdd.evals.measure.model import EvalModel
 from scdd.evals.measure.progress import Watch, unwatched
 from scdd.evals.measure.specs import SamplingSpec
-from scdd.evals.measure.store import MeasureContext, Measurement, all_gather, fingerprint, rank_share
+from scdd.evals.measure.store import MeasureContext, Measurement, all_gather, fingerprint, shared
 from scdd.evals.measure.texts import Rows
-from scdd.evals.measure.walk import framed_rows, sampling_plan, settled, walk
+from scdd.evals.measure.walk import StartRows, framed_rows, sampling_plan, settled, walk
 
 ASSETS = Path(__file__).parent / "assets"
 CHARACTERS_A_TOKEN = 4.0  # English, for the estimate only
@@ -81,18 +83,17 @@ def measure_denoised(
     choices = {"top_p": matched.top_p, "grid": "uniform", **chosen}
     spec = SamplingSpec(1, matched.nfe, derive_seed(matched.seed, "walk"), **choices)
 
-    def run() -> dict[str, Any]:
-        mine = rank_share(len(rows), context.world)
-        clean = framed_rows(rows.rows[mine.start : mine.stop], mine, model.lm.device)
-        source = CounterRNG(derive_seed(matched.seed, "judge"), list(mine), clean.z.device)
-        z = forward.corrupt(clean.z, matched.t, source)
-        z[:, 0], z[:, -1] = clean.z[:, 0], clean.z[:, -1]
+    def texts(own: Sequence[list[int]], mine: range) -> list[str]:
+        clean, frozen, _ = framed_rows(own, mine, model.lm.device)
+        assert frozen is not None
+        source = CounterRNG(derive_seed(matched.seed, "judge"), list(mine), clean.device)
+        start = StartRows(torch.where(frozen, clean, forward.corrupt(clean, matched.t, source)), frozen, mine)
         plan = sampling_plan(model, spec, context.batch_size, start=matched.t)
-        start = clean._replace(z=z)
         done = walk(model.denoiser, model.process, plan, start, context.watch, follow=False)
-        eos = model.tokenizer.eos_id
-        texts = [model.text(ended(row.tokens[1:-1], eos)) for row in done]
-        return {"texts": all_gather(texts, context.world)}
+        return [model.text(ended(row.tokens[1:-1], model.tokenizer.eos_id)) for row in done]
+
+    def run() -> dict[str, Any]:
+        return {"texts": shared(rows.rows, texts, context.world)}
 
     effective = settled(spec, model.lm)
     sampling = {name: effective[name] for name in ("options", *sorted(OWN))}
@@ -151,10 +152,8 @@ def verdict(
     wins = sum(winner == ("A" if leads else "B") for winner, leads in zip(chosen, order, strict=True))
     ties = chosen.count("tie")
     decided = len(chosen) - ties
-    sure = (
-        {"rate": wins / decided, "p": stats.binomial(wins, decided)} if decided else {"rate": None, "p": None}
-    )
-    counts = {"first": wins, "second": decided - wins, "ties": ties, **sure}
+    rate, p = (wins / decided, stats.binomial(wins, decided)) if decided else (None, None)
+    counts = {"first": wins, "second": decided - wins, "ties": ties, "rate": rate, "p": p}
     return {"aspects": aspects, "wins": counts, "texts": len(first)}
 
 

@@ -26,7 +26,7 @@ from scdd.core.rng import CounterRNG, derive_seed, uniforms
 from scdd.evals.measure import stats
 from scdd.evals.measure.model import EvalModel, is_diffusion
 from scdd.evals.measure.progress import Watch, unwatched
-from scdd.evals.measure.store import MeasureContext, Measurement, all_gather, fingerprint, rank_share
+from scdd.evals.measure.store import MeasureContext, Measurement, fingerprint, shared
 from scdd.evals.measure.texts import Rows
 from scdd.objectives.ar import ArObjective
 from scdd.objectives.batch_slice import BatchSlice
@@ -138,16 +138,15 @@ def measure_likelihood(
 ) -> Measurement:
     """The likelihood of framed rows (`tab:valppl`)."""
 
+    def nats(own: Sequence[list[int]], mine: range) -> list[RowNats]:
+        network, size = model.lm.network, context.batch_size
+        return likelihood(network, model.process, own, estimator, mine, size, context.watch)
+
     def run() -> dict[str, Any]:
-        mine = rank_share(len(rows), context.world)
-        own = rows.rows[mine.start : mine.stop]
-        network, process = model.lm.network, model.process
-        nats = likelihood(network, process, own, estimator, mine, context.batch_size, context.watch)
-        return combined(all_gather(nats, context.world), rows.bytes)
+        return combined(shared(rows.rows, nats, context.world), rows.bytes)
 
     # An autoregressive model's number is exact: it has no looks to set.
-    settings = {} if model.autoregressive else asdict(estimator)
-    settings = {"text": fingerprint(rows.rows), **settings}
+    settings = {"text": fingerprint(rows.rows), **({} if model.autoregressive else asdict(estimator))}
     return context.store.measurement("likelihood", model, settings, run, rows.name)
 
 

@@ -17,7 +17,7 @@ from scdd.evals.measure.model import EvalModel
 from scdd.evals.measure.progress import Watch, unwatched
 from scdd.evals.measure.reference_lm import ReferenceLM, scored, short_ppl
 from scdd.evals.measure.specs import RecoverySpec
-from scdd.evals.measure.store import MeasureContext, Measurement, all_gather, fingerprint, rank_share
+from scdd.evals.measure.store import MeasureContext, Measurement, fingerprint, shared
 from scdd.evals.measure.texts import Rows
 from scdd.evals.measure.typos import KINDS, Piece, mistype, typed
 from scdd.evals.measure.walk import StartRows, framed_rows, repaired
@@ -143,11 +143,14 @@ def measure_recovery(
 ) -> Measurement:
     """Corrupt tokens of each row and mend them (`tab:exact-recovery`). All rows must be of one length."""
 
+    def repairs(own: Sequence[list[int]], mine: range) -> list[tuple[Tensor, ...]]:
+        start, size = framed_rows(own, mine, model.lm.device), context.batch_size
+        return list(
+            zip(*recover(model.denoiser, model.process, start, spec, size, context.watch), strict=True)
+        )
+
     def run() -> dict[str, Any]:
-        mine = rank_share(len(rows), context.world)
-        own = framed_rows(rows.rows[mine.start : mine.stop], mine, model.lm.device)
-        part = recover(model.denoiser, model.process, own, spec, context.batch_size, context.watch)
-        every = all_gather(list(zip(*part, strict=True)), context.world)
+        every = shared(rows.rows, repairs, context.world)
         whole = Repaired(*(torch.stack(column) for column in zip(*every, strict=True)))
         texts = [[model.text(row) for row in column.tolist()] for column in whole[:3]]
         return {**token_scores(whole), **_shown(context, reference, texts, spec)}
@@ -180,8 +183,8 @@ def measure_typos(
         return pieces, tokens, done[1:-1]
 
     def run() -> dict[str, Any]:
-        own = [mended(index) for index in rank_share(len(clean), context.world)]
-        pieces, before, after = zip(*all_gather(own, context.world), strict=True)
+        every = shared(clean, lambda own, mine: [mended(index) for index in mine], context.world)
+        pieces, before, after = zip(*every, strict=True)
         texts = [clean, *([model.text(row) for row in column] for column in (before, after))]
         words = word_scores(pieces, before, after, model.tokenizer)
         return {**words, **_shown(context, reference, texts, spec)}

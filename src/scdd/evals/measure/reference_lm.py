@@ -26,7 +26,7 @@ from scdd.evals.measure import stats
 from scdd.evals.measure.likelihood import likelihood
 from scdd.evals.measure.model import EvalModel, open_model
 from scdd.evals.measure.progress import Watch, unwatched
-from scdd.evals.measure.store import MeasureContext, all_gather, rank_share
+from scdd.evals.measure.store import MeasureContext, shared
 from scdd.lm.run import Window, windows
 
 LONGEST = 2048  # for models that do not say how much they can read
@@ -177,8 +177,7 @@ def _identity(name: str) -> str:
 
 def scored(context: MeasureContext, reference: ReferenceLM, texts: Sequence[str]) -> list[TextNats]:
     """Scores of the texts, each rank scoring its share."""
-    mine = rank_share(len(texts), context.world)
-    return all_gather(reference.score(texts[mine.start : mine.stop], context.watch), context.world)
+    return shared(texts, lambda own, _: reference.score(own, context.watch), context.world)
 
 
 def columns(scores: Sequence[TextNats]) -> tuple[list[float], list[int]]:

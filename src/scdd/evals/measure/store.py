@@ -26,7 +26,8 @@ from scdd.training.parallel import World
 FORMAT = 1  # raised when a measurement's meaning changes, so that old ones are not taken for new ones
 FOLDER = "cells"
 PACKAGES = ("torch", "transformers", "lm_eval", "numpy", "scipy", "openai")
-T = TypeVar("T")
+A = TypeVar("A")
+B = TypeVar("B")
 ALONE = World()
 
 
@@ -183,16 +184,20 @@ def versions() -> dict[str, str]:
     return installed
 
 
-def rank_share(count: int, world: World) -> range:
-    """The indices of this rank: one run of them, so that they are batched as if it were alone."""
-    each = -(-count // world.size)
-    return range(min(count, world.rank * each), min(count, (world.rank + 1) * each))
+def shared(items: Sequence[A], work: Callable[[Sequence[A], range], Sequence[B]], world: World) -> list[B]:
+    """What `work` makes of all items, on every rank; each rank does its share, which it is told with its numbers.
+
+    A share is one run of items, so that they are batched as if the rank were alone.
+    """
+    each = -(-len(items) // world.size)
+    mine = range(min(len(items), world.rank * each), min(len(items), (world.rank + 1) * each))
+    return all_gather(work(items[mine.start : mine.stop], mine), world)
 
 
-def all_gather(items: Sequence[T], world: World) -> list[T]:
+def all_gather(items: Sequence[B], world: World) -> list[B]:
     """Everybody's items in the order of the ranks, on every rank."""
     if world.size == 1:
         return list(items)
     boxes: list[Any] = [None] * world.size
     dist.all_gather_object(boxes, list(items), group=world.control)
-    return [cast(T, item) for box in boxes for item in box]
+    return [cast(B, item) for box in boxes for item in box]

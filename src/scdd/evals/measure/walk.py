@@ -40,7 +40,7 @@ class StartRows(NamedTuple):
     indices: Sequence[int]
 
 
-def framed_rows(rows: list[list[int]], indices: range, device: torch.device) -> StartRows:
+def framed_rows(rows: Sequence[list[int]], indices: range, device: torch.device) -> StartRows:
     """Rows of one length, number `indices`, whose first and last token stay as they are."""
     z = torch.tensor(rows, device=device).view(len(rows), -1)
     frozen = torch.zeros_like(z, dtype=torch.bool)

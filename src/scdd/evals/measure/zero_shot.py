@@ -16,7 +16,7 @@ from scdd.evals.measure import benchmarks
 from scdd.evals.measure.likelihood import NelboEstimator, likelihood
 from scdd.evals.measure.model import EvalModel
 from scdd.evals.measure.progress import Watch, unwatched
-from scdd.evals.measure.store import ALONE, MeasureContext, Measurement, all_gather, rank_share
+from scdd.evals.measure.store import ALONE, MeasureContext, Measurement, shared
 from scdd.training.parallel import World
 
 
@@ -49,17 +49,19 @@ def answers(
     watch: Watch = unwatched,
 ) -> list[list[Answer]]:
     """The score of every text of every question; each rank scores its share of the questions."""
-    mine = rank_share(len(questions), world)
-    own = questions[mine.start : mine.stop]
-    rows = [(noise_index(seed, q.key), row) for q in own for row in framed(model, q.texts)]
-    # by length for little padding; the noise does not mind the order
-    order = sorted(range(len(rows)), key=lambda i: len(rows[i][1]))
-    tokens, indices = [rows[i][1] for i in order], [rows[i][0] for i in order]
     estimator = NelboEstimator(None, passes, "exact", seed)
-    nats = likelihood(model.lm.network, model.process, tokens, estimator, indices, batch_size, watch)
-    scored = {i: Answer(-row.mean, row.variance**0.5) for i, row in zip(order, nats, strict=True)}
-    flat = iter(scored[i] for i in range(len(rows)))
-    return all_gather([[next(flat) for _ in q.texts] for q in own], world)
+
+    def scores(own: Sequence[Question], _: range) -> list[list[Answer]]:
+        rows = [(noise_index(seed, q.key), row) for q in own for row in framed(model, q.texts)]
+        # by length for little padding; the noise does not mind the order
+        order = sorted(range(len(rows)), key=lambda i: len(rows[i][1]))
+        tokens, indices = [rows[i][1] for i in order], [rows[i][0] for i in order]
+        nats = likelihood(model.lm.network, model.process, tokens, estimator, indices, batch_size, watch)
+        scored = {i: Answer(-row.mean, row.variance**0.5) for i, row in zip(order, nats, strict=True)}
+        flat = iter(scored[i] for i in range(len(rows)))
+        return [[next(flat) for _ in q.texts] for q in own]
+
+    return shared(questions, scores, world)
 
 
 def framed(model: EvalModel, texts: Sequence[str]) -> list[list[int]]:

@@ -121,26 +121,18 @@ def _repair_order(one: Measurement) -> tuple[Any, ...]:
 def zero_shot_table(measurements: Sequence[Measurement]) -> Table:
     """`tab:benchmark_accuracy`: accuracies in percent with their errors over questions."""
     known = paper()["tab:benchmark_accuracy"]
-    *papers_tasks, _ = known["columns"]
+    *papers_tasks, papers_mean = known["columns"]
     measured = {task for one in measurements for task in one.result["tasks"]}
     columns = [task for task in papers_tasks if task in measured]
     more = sorted(measured - set(columns))
     rows = []
     for one in measurements:
         tasks, values = one.result["tasks"], known["rows"].get(paper_of(one) or "")
-        beside = (
-            {} if values is None else dict(zip(known["columns"], (f"{v:.2f}" for v in values), strict=True))
-        )
-        row = [
-            Entry(
-                with_error(100 * tasks[k]["acc"], 100 * tasks[k]["error"]) if k in tasks else "–",
-                False,
-                beside.get(k),
-            )
-            for k in (*columns, *more)
-        ]
+        beside = dict(zip(known["columns"], (f"{v:.2f}" for v in values or []), strict=False))
+        percent = {k: with_error(100 * task["acc"], 100 * task["error"]) for k, task in tasks.items()}
+        row = [Entry(percent.get(k, "–"), paper=beside.get(k)) for k in (*columns, *more)]
         mean = sum(task["acc"] for task in tasks.values()) / len(tasks)
-        whole = list(beside.values())[-1] if beside and columns == papers_tasks else None
+        whole = beside.get(papers_mean) if columns == papers_tasks else None
         rows.append(entries(one.label, *row, Entry(f"{100 * mean:.2f}", paper=whole)))
     notes = [
         "Percent of questions whose best-scored answer is right; [ ] is the paper's. ± is over the questions."
