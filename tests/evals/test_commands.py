@@ -20,9 +20,9 @@ from scdd.evals.measure.model import EvalModel, open_model, weights_hash
 from scdd.evals.measure.specs import SamplingSpec
 from scdd.evals.measure.store import Measurement, Store, digest, parsed, read_measurements
 from scdd.evals.report.compare import against_table, best_of, check_names, generation_table
-from scdd.evals.report.frontier import Point, pareto
 from scdd.evals.report.page import html_of
 from scdd.evals.report.paper import paper, printed
+from scdd.evals.report.summaries import Point, pareto
 from scdd.evals.report.tables import Entry, Table, number, with_error
 from scdd.lm.model import LM
 from scdd.models.heads import QualityHead

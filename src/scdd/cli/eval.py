@@ -73,7 +73,7 @@ def generation(
     from scdd.evals.measure.generation import measure_generation
     from scdd.evals.measure.mauve import mauve_reference, measure_mauve
     from scdd.evals.measure.specs import SamplingSpec
-    from scdd.evals.report.frontier import frontier_table
+    from scdd.evals.report.summaries import frontier_table
 
     heats: Sequence[float | None] = s.parse_numbers(temperature, "--temperature", float) or (None,)
     masses: Sequence[float | None] = s.parse_numbers(top_p, "--top-p", float) or (None,)

@@ -131,9 +131,6 @@ def _words(
     return ["".join(before[span]) for span in spans], ["".join(after[span]) for span in spans]
 
 
-# -- as measurements --------------------------------------------------------------------------------------------------
-
-
 def measure_recovery(
     context: MeasureContext,
     model: EvalModel,

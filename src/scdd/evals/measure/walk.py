@@ -93,9 +93,6 @@ class Uncorrected(Sampler):
         )
 
 
-# -- what is asked ----------------------------------------------------------------------------------------------------
-
-
 def text_length(lm: LM, spec: SamplingSpec) -> int:
     """How many tokens a text has, the recipe's number if nothing is asked for; refused if the context is too short."""
     room = lm.engine.room
@@ -164,9 +161,6 @@ def described(plan: Settings) -> dict[str, Any]:
     """What a plan came to, for a measurement's result."""
     steps, filters = len(plan.grid) - 1, asdict(plan.filters)
     return {"sampler": plan.sampler.name, "final": plan.final, "steps": steps, "filters": filters}
-
-
-# -- what is done -----------------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()

@@ -110,9 +110,6 @@ def _beside(rows: list[list[Entry]], corpus: str, how: str) -> str:
     return f" [ ] is the paper's value on {corpus}{how}." if any_paper(rows) else ""
 
 
-# -- who may be compared ----------------------------------------------------------------------------------------------
-
-
 def best_of(row: dict[str, Measurement]) -> str | None:
     """The label with the lowest Gen PPL, if it is significantly lower than the next; None otherwise, or if alone."""
     ordered = sorted(row, key=lambda label: row[label].result["ppl"])
@@ -166,9 +163,6 @@ def _unequal(grid: Grid) -> list[str]:
     return notes
 
 
-# -- one against the others -------------------------------------------------------------------------------------------
-
-
 def check_names(names: Sequence[str], measurements: Sequence[Measurement]) -> None:
     """Refuse a name that has generated nothing."""
     known = list(dict.fromkeys(one.label for one in measurements if one.kind == "generation"))
@@ -199,9 +193,6 @@ def against_table(grid: Grid, name: str, among: str = "") -> Table:
     ]
     title = f"Generative perplexity of {name} against the others{among}"
     return Table(title, ["against", *map(str, budgets)], rows, notes)
-
-
-# -- likelihood -------------------------------------------------------------------------------------------------------
 
 
 def likelihood_table(named: dict[str, Measurement], corpus: str = "OWT") -> Table:

@@ -16,8 +16,8 @@ from scdd.core.errors import UserError
 from scdd.evals.measure.specs import repair_name
 from scdd.evals.measure.store import Measurement
 from scdd.evals.report.compare import Grid, by_budget
-from scdd.evals.report.frontier import Point, pareto
 from scdd.evals.report.names import grouped
+from scdd.evals.report.summaries import Point, pareto
 
 INK = "#123456"  # a stand-in that becomes the page's colour
 # As many marks as colours but one: a colour that comes again has another mark.

@@ -11,7 +11,6 @@ from typing import NamedTuple
 from scdd.core.errors import UserError
 from scdd.evals.measure.store import Measurement, read_measurements
 from scdd.evals.report import compare, plots, summaries
-from scdd.evals.report.frontier import frontier_table
 from scdd.evals.report.names import distinct_names, grouped, text_of
 from scdd.evals.report.tables import Table
 from scdd.training.log import METRICS
@@ -95,7 +94,7 @@ def _generation(measurements: Sequence[Measurement], corpus: str, against: Seque
         ways = grouped(some, lambda one: (one.label, one.settings["nfe"]))
         several = [one for one in some if len(ways[one.label, one.settings["nfe"]]) > 1]
         if several:
-            tables.append(frontier_table(several, among))
+            tables.append(summaries.frontier_table(several, among))
             figures.append(plots.frontier_plot(several, among))
         comparisons += [
             compare.against_table(grid, name, among)
