@@ -16,9 +16,11 @@ from torch.nn import functional as F
 from common import matmul_rate, measure, parser, report, result
 from scdd.core import Levels, Vocab
 from scdd.models.compiled import compile_network
-from scdd.models.dit import SIZES, DiT
+from scdd.models.dit import DiT
 from scdd.models.graphed import Graphed
-from scdd.ops import Filters, head_stats, redraw
+from scdd.models.options import SIZES
+from scdd.ops.common import Filters
+from scdd.ops.head import head_stats, redraw
 from scdd.processes.scdd import SCDD
 from scdd.schedules.peaked import Peaked
 

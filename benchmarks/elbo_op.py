@@ -13,8 +13,8 @@ from torch import Tensor
 
 from common import measure, parser, report, result
 from scdd.core import ElboCoefficients, Head, Vocab
-from scdd.core.head import padded
-from scdd.ops import elbo
+from scdd.core.types import padded
+from scdd.ops.elbo import elbo
 from scdd.processes.scdd import SCDD
 from scdd.schedules.peaked import Peaked
 

@@ -19,13 +19,14 @@ from pathlib import Path
 import torch
 
 from scdd.data.loader import Batch, Loader
+from scdd.data.pack import cut
 from time_sampling import VARIANTS, Bench, Run
 
 
 def alone(bench: Bench, batches: int) -> float:
     """Tokens per second of the loader with nobody to wait for."""
     args = bench.args
-    source = iter(Loader(bench.train, args.length, args.batch, seed=1, device=bench.device))
+    source = iter(Loader(cut(bench.train, args.length), args.batch, seed=1, device=bench.device))
     next(source)
     start = bench.sync()
     for batch in itertools.islice(source, batches):

@@ -14,7 +14,7 @@ import time
 from itertools import islice
 from pathlib import Path
 
-from scdd.data.collect import Progress
+from scdd.data.collect import PrepareProgress
 from scdd.data.prepare import Preparation, prepare
 
 
@@ -27,7 +27,7 @@ def digest(folder: Path) -> str:
 
 def measure(job: Preparation) -> str:
     start = trained = time.perf_counter()
-    last = Progress("tokenizer")
+    last = PrepareProgress("tokenizer")
     for step in prepare(job):
         if last.stage == "tokenizer" and step.stage != "tokenizer":
             trained = time.perf_counter()
@@ -46,7 +46,7 @@ def measure(job: Preparation) -> str:
 
 def deliver(folder: Path, length: int, batch_size: int, batches: int = 200) -> None:
     from scdd.data.loader import Loader
-    from scdd.data.pack import Packing
+    from scdd.data.pack import Packing, cut
     from scdd.data.shards import Shards
 
     start = time.perf_counter()
@@ -57,7 +57,7 @@ def deliver(folder: Path, length: int, batch_size: int, batches: int = 200) -> N
     packings: tuple[Packing, ...] = ("wrap", "documents")
     for packing in packings:
         for prefetch in (0, 4):
-            loader = Loader(shards, length, batch_size, seed=1, packing=packing, prefetch=prefetch)
+            loader = Loader(cut(shards, length, packing), batch_size, seed=1, prefetch=prefetch)
             start = time.perf_counter()
             for _ in islice(loader, batches):
                 pass

@@ -22,18 +22,20 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
+from scdd.samplers.drive import drive
+
 from scdd.core import Vocab
 from scdd.core.rng import CounterRNG
 from scdd.models.compiled import compile_network
-from scdd.models.dit import SIZES, DiT
+from scdd.models.dit import DiT
 from scdd.models.graphed import Graphed
-from scdd.ops import Filters
+from scdd.models.options import SIZES
+from scdd.ops.common import Filters
 from scdd.processes.gidd import GIDD
 from scdd.processes.mdlm import MDLM
 from scdd.processes.scdd import SCDD
 from scdd.samplers.ancestral import Ancestral
-from scdd.samplers.drive import drive
-from scdd.samplers.grids import grid
+from scdd.samplers.base import grid
 from scdd.samplers.p2 import P2
 from scdd.samplers.remdm import Remdm
 from scdd.schedules.masked import Masked

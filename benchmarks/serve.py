@@ -64,9 +64,11 @@ def random_model(folder: Path, size: str, vocab: int, length: int) -> Path:
     """A checkpoint with random weights, and a tokenizer made from the bundled text."""
     import torch
 
-    from scdd import bundle, recipe
+    from scdd.bundle.folder import Identity, write
     from scdd.data.tokenizer import TextTokenizer
-    from scdd.models.dit import SIZES, DiT
+    from scdd.models.dit import DiT
+    from scdd.models.options import SIZES
+    from scdd.recipe import load as recipe
 
     texts = [path.read_text(encoding="utf-8") for path in (ROOT / "src/scdd/assets/wiki").glob("*.txt")]
     tokenizer = TextTokenizer.train(texts, vocab)
@@ -79,14 +81,13 @@ def random_model(folder: Path, size: str, vocab: int, length: int) -> Path:
     spec = recipe.load(
         "nano", [f"model.size={size}", f"data.length={length + 2}", f"data.vocab_size={vocab}"]
     )
-    return bundle.write(
-        folder,
+    identity = Identity(
         recipe=recipe.dumps(spec),
-        weights=dict(model.state_dict()),
         vocab=tokenizer.vocab,
         tokenizer=tokenizer.to_str(),
         network=asdict(model.config),
     )
+    return write(folder, identity, dict(model.state_dict()))
 
 
 @contextmanager
@@ -174,7 +175,7 @@ def inside(args: argparse.Namespace) -> None:
     from scdd.cli.machine import calm_threads
 
     calm_threads()
-    from scdd.lm import load
+    from scdd.lm.loading import load
 
     lm = load(None if args.model == "bundled" else args.model, device=args.device)
     how = {"length": args.length, "steps": args.steps, "top_p": 0.9, "stop": False}

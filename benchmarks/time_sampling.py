@@ -27,20 +27,23 @@ from torch import Tensor
 from scdd.core import Vocab
 from scdd.core.rng import derive_seed
 from scdd.data.loader import Batch, Loader, validation_batches
+from scdd.data.pack import cut
 from scdd.data.shards import Shards
-from scdd.models.dit import DiT, DiTConfig
-from scdd.models.ema import EMA
-from scdd.objectives.batch_slice import BatchSlice
+from scdd.models.dit import DiT
+from scdd.models.options import DiTConfig
+from scdd.objectives.base import BatchSlice
 from scdd.objectives.diffusion import DiffusionObjective
-from scdd.objectives.times import Adaptive, Density, Power, TimeSampler
+from scdd.objectives.options import ElboOptions
+from scdd.objectives.times import Adaptive, Density, LowDiscrepancy, Power, Uniform
 from scdd.processes.base import Process
 from scdd.processes.gidd import GIDD
 from scdd.processes.mdlm import MDLM
 from scdd.processes.scdd import SCDD
 from scdd.schedules.masked import Masked
 from scdd.schedules.peaked import Peaked
-from scdd.training.optim import Optim, Optimiser
-from scdd.training.parallel import Parallel, Step, World
+from scdd.training.optim import MovingAverage, Optimiser
+from scdd.training.options import OptimiserOptions
+from scdd.training.parallel import LossModule, Parallel, World
 from scdd.training.validate import validate
 
 
@@ -56,7 +59,7 @@ class Unweighted(Density):
     def cumulative(self, t: Tensor) -> Tensor:
         return self.density.cumulative(t)
 
-    def inverse(self, t: Tensor) -> Tensor:
+    def importance_weight(self, t: Tensor) -> Tensor:
         return torch.ones_like(t)
 
 
@@ -68,14 +71,12 @@ class Variant:
     process: Callable[[Vocab], Process] = lambda vocab: SCDD(vocab, Peaked(0.2))
 
 
-def elbo(density: Callable[[], Density], steps: int | None = None, stratified: bool = True) -> Any:
-    return lambda process: DiffusionObjective(
-        process, TimeSampler(density(), steps, stratified), compile=True
-    )
+def elbo(density: Callable[[], Density], steps: int | None = None) -> Any:
+    return lambda process: DiffusionObjective(process, ElboOptions(steps), density(), compile=True)
 
 
 def dynamic(density: Callable[[], Density]) -> Any:
-    return lambda process: DiffusionObjective(process, TimeSampler(density()), "dynamic", compile=True)
+    return lambda process: DiffusionObjective(process, ElboOptions(None, "dynamic"), density(), compile=True)
 
 
 def only(objective: Any, **how: Any) -> Variant:
@@ -84,22 +85,22 @@ def only(objective: Any, **how: Any) -> Variant:
 
 VARIANTS: dict[str, Variant] = {
     # the paper's objective and its kin: unbiased, by growing care for the variance
-    "uniform": only(elbo(Power, steps=1000, stratified=False)),
-    "low-discrepancy": only(elbo(Power, steps=1000)),
+    "uniform": only(elbo(Uniform, steps=1000)),
+    "low-discrepancy": only(elbo(LowDiscrepancy, steps=1000)),
     "importance": only(elbo(lambda: Power(2.0))),
     "importance-3": only(elbo(lambda: Power(3.0))),
     "adaptive": only(elbo(Adaptive)),
     # SCDD+: bounded weights
-    "dynamic": only(dynamic(Power)),
+    "dynamic": only(dynamic(LowDiscrepancy)),
     "dynamic-importance": only(dynamic(lambda: Power(1.5))),
     "dynamic-adaptive": only(dynamic(lambda: Adaptive(power=1.0))),
     "dynamic-early": only(dynamic(lambda: Unweighted(Power(1.5)))),
     "dynamic-earlier": only(dynamic(lambda: Unweighted(Power(2.0)))),
     # bounded weights first, the bound itself at the end
-    "dynamic-then-elbo": Variant(((0.0, dynamic(Power)), (0.6, elbo(lambda: Power(2.0))))),
+    "dynamic-then-elbo": Variant(((0.0, dynamic(LowDiscrepancy)), (0.6, elbo(lambda: Power(2.0))))),
     # relatives, for scale
-    "gidd+": only(dynamic(Power), process=lambda vocab: GIDD(vocab, Peaked(0.2))),
-    "mdlm": only(elbo(Power), process=lambda vocab: MDLM(vocab, Masked())),
+    "gidd+": only(dynamic(LowDiscrepancy), process=lambda vocab: GIDD(vocab, Peaked(0.2))),
+    "mdlm": only(elbo(LowDiscrepancy), process=lambda vocab: MDLM(vocab, Masked())),
 }
 DEFAULT = (
     "uniform,low-discrepancy,importance,adaptive,dynamic,dynamic-importance,dynamic-early,dynamic-then-elbo"
@@ -116,19 +117,18 @@ class Bench:
         self.vocab = Vocab(self.train.vocab_size, self.train.mask_id)
         config = DiTConfig(depth=args.depth, width=args.width, heads=max(1, args.width // 64))
         self.net = DiT(config, self.vocab).to(self.device)
+        self.net.compute_dtype = torch.bfloat16 if self.device.type == "cuda" else None
         self.world = World(device=self.device)
-        self.reporter = DiffusionObjective(SCDD(self.vocab, Peaked(0.2)), TimeSampler(), compile=True)
+        self.reporter = DiffusionObjective(SCDD(self.vocab, Peaked(0.2)), ElboOptions(None), compile=True)
         limit = min(args.batch, args.valid)
-        self.held = list(
-            validation_batches(self.valid, args.length, limit, limit=args.valid, device=self.device)
-        )
+        blocks = cut(self.valid, args.length)
+        self.held = list(validation_batches(blocks, limit, limit=args.valid, device=self.device))
         self.compiled = False
 
     def parallel(self, objective: DiffusionObjective) -> Parallel:
-        bf16 = self.device.type == "cuda"
-        wanted = self.args.compile and bf16 and not self.compiled
+        wanted = self.args.compile and self.device.type == "cuda" and not self.compiled
         self.compiled |= wanted
-        return Parallel(Step(self.net, objective, bf16=bf16), self.world, compile=wanted)
+        return Parallel(LossModule(self.net, objective), self.world, compile=wanted)
 
     def sync(self) -> float:
         if self.device.type == "cuda":
@@ -138,7 +138,7 @@ class Bench:
     def nelbo(self, process: Process) -> tuple[float, float]:
         """Mean over looks, and its standard error."""
         reporter = (
-            self.reporter if not isinstance(process, MDLM) else DiffusionObjective(process, TimeSampler())
+            self.reporter if not isinstance(process, MDLM) else DiffusionObjective(process, ElboOptions(None))
         )
         parallel = self.parallel(reporter)
         rows = self.held[0].tokens.shape[0]
@@ -170,27 +170,25 @@ class Run:
         self.bench, self.total, self.step = bench, total, 0
         self.process = variant.process(bench.vocab)
         self.phases = [(share, bench.parallel(make(self.process))) for share, make in variant.phases]
-        settings = Optim(
+        options = OptimiserOptions(
             steps=total,
-            peak=args.lr,
-            warmup=min(args.warmup, total // 5),
+            learning_rate=args.lr,
+            warmup_steps=min(args.warmup, total // 5),
             final_fraction=args.final_fraction,
             muon=args.muon,
         )
-        self.optimiser = Optimiser(bench.net.named_parameters(), settings)
-        self.ema = EMA(bench.net, args.ema)
-        self.loader = Loader(bench.train, args.length, args.batch, seed=args.seed, device=bench.device)
+        self.optimiser = Optimiser(bench.net.named_parameters(), options, bench.net.hidden_matrices())
+        self.average = MovingAverage(bench.net, args.ema)
+        self.loader = Loader(cut(bench.train, args.length), args.batch, seed=args.seed, device=bench.device)
 
     def advance(self, batch: Batch) -> None:
         parallel = next(p for share, p in reversed(self.phases) if self.step >= share * self.total)
         rows = batch.tokens.shape[0]
-        parallel(
-            batch.tokens,
-            batch.documents,
-            BatchSlice(derive_seed(self.bench.args.seed, "training"), self.step, 0, rows, rows),
-        )
-        self.optimiser.step(self.step, self.ema)
-        parallel.step.objective.end_step(lambda tensor: None)
+        seed = derive_seed(self.bench.args.seed, "training")
+        loss = parallel.forward(batch.tokens, batch.documents, BatchSlice(seed, self.step, 0, rows, rows))
+        loss.total.backward()
+        self.optimiser.update_and_average(self.step, self.average)
+        parallel.module.objective.end_step(lambda tensor: None)
         self.step += 1
 
     def curve(self) -> list[dict[str, float]]:
@@ -204,7 +202,7 @@ class Run:
             self.advance(next(batches))
             if self.step in stops:
                 spent += bench.sync() - start
-                with self.ema.swap():
+                with self.average.swapped_in():
                     mean, error = bench.nelbo(self.process)
                 ppl = math.exp(min(mean, 50.0))
                 points.append(

@@ -1,11 +1,10 @@
-"""One training step (corrupt, forward, loss, backward, clip, AdamW, EMA) beside a plain cross-entropy step.
+"""One training step (corrupt, forward, loss, backward, clip, AdamW, average) beside a plain cross-entropy step.
 
 python benchmarks/train_step.py --size small --vocab 50258 --length 512 --batch 32
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -15,20 +14,21 @@ from torch.nn import functional as F
 
 from common import matmul_rate, measure, parser, report, result
 from scdd.core import Vocab
-from scdd.core.head import padded
+from scdd.core.types import padded
 from scdd.models.compiled import compile_network
-from scdd.models.dit import SIZES, DiT
-from scdd.models.ema import EMA
-from scdd.objectives.batch_slice import BatchSlice
+from scdd.models.dit import DiT
+from scdd.models.options import SIZES
+from scdd.objectives.base import BatchSlice
 from scdd.objectives.diffusion import DiffusionObjective
-from scdd.objectives.times import TimeSampler
+from scdd.objectives.options import ElboOptions, LowDiscrepancyTimesOptions
 from scdd.processes.base import Process
 from scdd.processes.gidd import GIDD
 from scdd.processes.mdlm import MDLM
 from scdd.processes.scdd import SCDD
 from scdd.schedules.masked import Masked
 from scdd.schedules.peaked import Peaked
-from scdd.training.optim import Optim, Optimiser
+from scdd.training.optim import MovingAverage, Optimiser
+from scdd.training.options import OptimiserOptions
 
 
 class Setup:
@@ -38,39 +38,37 @@ class Setup:
         torch.manual_seed(0)
         self.args, self.vocab = args, Vocab(args.vocab, args.vocab - 1)
         self.model = DiT(SIZES[args.size], self.vocab).to(args.device)
+        # bfloat16 compute over float32 master weights on a GPU, plain float32 on a CPU
+        self.model.compute_dtype = torch.bfloat16 if args.device == "cuda" else None
         for parameter in self.model.parameters():  # zero-initialised parts would make some kernels look fast
             if not parameter.detach().any():
                 torch.nn.init.normal_(parameter, std=0.02)
         if args.device == "cuda" and not args.eager:
             compile_network(self.model, options={"triton.cudagraphs": True} if args.cudagraphs else {})
-        self.optim = Optimiser(self.model.named_parameters(), Optim(steps=100_000, warmup=10))
-        self.ema = EMA(self.model)
+        options = OptimiserOptions(steps=100_000, warmup_steps=10)
+        self.optimiser = Optimiser(self.model.named_parameters(), options)
+        self.average = MovingAverage(self.model)
         shape = (args.batch, args.length)
         self.tokens = self.vocab.token(torch.randint(self.vocab.K, shape, device=args.device))
         self.step, self.norm = 0, torch.zeros(())
 
-    def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """bfloat16 compute over float32 master weights on a GPU, plain float32 on a CPU."""
-        on = self.args.device == "cuda"
-        return torch.autocast("cuda", torch.bfloat16) if on else contextlib.nullcontext()
-
     def finish(self, loss: torch.Tensor) -> None:
-        """Backward, clip, AdamW, EMA."""
+        """Backward, clip, AdamW, average."""
         loss.backward()
-        self.norm = self.optim.step(self.step, self.ema)
+        self.norm = self.optimiser.update_and_average(self.step, self.average)
         self.step += 1
 
 
 def diffusion_step(setup: Setup, process: Process, steps: int | None, impl: str) -> Callable[[], None]:
     """The step of a diffusion objective, as the trainer takes it: discrete time with `steps`, continuous without."""
     compiled = setup.args.device == "cuda" and not setup.args.eager
-    objective = DiffusionObjective(process, TimeSampler(steps=steps), impl=impl, compile=compiled)
+    options = ElboOptions(steps, times=LowDiscrepancyTimesOptions())
+    objective = DiffusionObjective(process, options, impl=impl, compile=compiled)
     rows = setup.tokens.shape[0]
 
     def work() -> None:
-        with setup.autocast():
-            found = objective.loss(setup.model, setup.tokens, None, BatchSlice(0, setup.step, 0, rows, rows))
-        setup.finish(found.total)
+        loss = objective.loss(setup.model, setup.tokens, None, BatchSlice(0, setup.step, 0, rows, rows))
+        setup.finish(loss.total)
 
     return work
 
@@ -80,15 +78,14 @@ def plain_step(setup: Setup) -> Callable[[], None]:
     x, head = setup.tokens, setup.model.head
 
     def loss(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        return F.cross_entropy(F.linear(hidden, weight, bias).float(), x.flatten())
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=x.is_cuda):
+            return F.cross_entropy(F.linear(hidden, weight, bias).float(), x.flatten())
 
     compiled = torch.compile(loss) if setup.args.device == "cuda" and not setup.args.eager else loss
 
     def work() -> None:
-        with setup.autocast():
-            hidden = setup.model.hidden(x, torch.zeros(x.shape[0], device=x.device))
-            total = compiled(hidden.flatten(0, 1), head.weight, head.bias)
-        setup.finish(total)
+        hidden = setup.model.hidden(x, torch.zeros(x.shape[0], device=x.device))
+        setup.finish(compiled(hidden.flatten(0, 1), head.weight, head.bias))
 
     return work
 

@@ -5,40 +5,46 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from scdd.bundle import Bundle, locate, read, staged, vocabulary_hash, write
+from scdd.bundle.folder import Bundle, Identity, locate, newest_checkpoint, read, staged, write
 from scdd.core.errors import UserError
-from scdd.core.vocab import Vocab
+from scdd.core.types import Vocab
 
 VOCAB = Vocab(50, 49)
 TOKENIZER = '{"model": {"vocab": {"a": 0, "b": 1}}}'
 
 
-def save(folder: Path, step: int = 3, **changes: Any) -> Path:
-    content: dict[str, Any] = {
-        "recipe": f"name: run {step}\n",
-        "weights": {
-            "layer.weight": torch.full((4, 3), float(step)),
-            "half": torch.ones(2, dtype=torch.bfloat16),
-        },
-        "vocab": VOCAB,
-        "tokenizer": TOKENIZER,
-        "step": step,
-        "tokens": 100 * step,
-        "network": {"depth": 2},
-        "extra": {"note": "ö"},
+IDENTITY = Identity(
+    recipe="name: run\n", vocab=VOCAB, tokenizer=TOKENIZER, network={"depth": 2}, extra={"note": "ö"}
+)
+
+
+def save(
+    folder: Path,
+    step: int = 3,
+    weights: dict[str, Tensor] | None = None,
+    tokenizer: str | None = TOKENIZER,
+    more: Callable[[Path], None] | None = None,
+) -> Path:
+    weights = weights or {
+        "layer.weight": torch.full((4, 3), float(step)),
+        "half": torch.ones(2, dtype=torch.bfloat16),
     }
-    return write(folder, **content | changes)
+    identity = replace(IDENTITY, step=step, tokens=100 * step, tokenizer=tokenizer)
+    return write(folder, identity, weights, more=more)
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     bundle = read(save(tmp_path / "a" / "run"))
-    assert bundle.recipe == "name: run 3\n"
+    assert bundle.recipe == "name: run\n"
     assert (bundle.vocab, bundle.step, bundle.tokens) == (VOCAB, 3, 300)
     assert (bundle.network, bundle.extra, bundle.tokenizer) == ({"depth": 2}, {"note": "ö"}, TOKENIZER)
     assert set(bundle.versions) == {"scdd", "torch", "python"}
@@ -165,7 +171,22 @@ def test_another_vocabulary_is_refused(tmp_path: Path) -> None:
         bundle.check(Vocab(60, 49))
     with pytest.raises(UserError, match="another tokenizer"):
         bundle.check(VOCAB, TOKENIZER.replace("b", "c"))
-    assert vocabulary_hash(VOCAB, None) != vocabulary_hash(Vocab(50, 0), None)
+    bare = replace(IDENTITY, tokenizer=None)
+    assert bare.vocab_hash != replace(bare, vocab=Vocab(50, 0)).vocab_hash
+
+
+def test_a_run_is_its_newest_complete_checkpoint(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert newest_checkpoint(run) is None
+    for name in ("step-00000009", "step-00000010", "step-100000000"):
+        save(run / "checkpoints" / name)
+    for name in ("step-00000011.old", "step-200000000", ".step-300000000.writing"):
+        (run / "checkpoints" / name).mkdir()  # another name, incomplete, being written
+    newest = run / "checkpoints" / "step-100000000"
+    assert newest_checkpoint(run) == locate(run) == newest
+    assert read(run).folder == newest
+    save(run)  # what has a meta.json of its own is itself the model
+    assert locate(run) == run
 
 
 def test_no_such_folder(tmp_path: Path) -> None:

@@ -15,21 +15,14 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from scdd.bundle import (
-    Inert,
-    StoredTensor,
-    convert,
-    from_gidd,
-    from_reference,
-    load,
-    read,
-    read_checkpoint,
-    to_gidd,
-    to_reference,
-)
+from scdd.bundle.convert import convert, load
+from scdd.bundle.folder import read
+from scdd.bundle.layouts import from_gidd, from_reference, to_gidd, to_reference
+from scdd.bundle.unpickle import Inert, StoredTensor, read_checkpoint
 from scdd.core.errors import UserError
-from scdd.core.vocab import Vocab
-from scdd.models.dit import DiT, DiTConfig
+from scdd.core.types import Vocab
+from scdd.models.dit import DiT
+from scdd.models.options import DiTConfig
 from tests.reference_network import State, logits, random_state
 
 HEADS = 2

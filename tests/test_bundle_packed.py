@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from scdd.bundle import largest_change, pack, packed, read, unpack, write
-from scdd.bundle.folder import _digest
-from scdd.bundle.packed import SCALE, SMALLEST, TOP
+from scdd.bundle import packed
+from scdd.bundle.folder import SCALE, Identity, _digest, read, unpack, write
+from scdd.bundle.packed import SMALLEST, TOP, largest_change, pack
 from scdd.core.errors import UserError
-from scdd.core.vocab import Vocab
-from scdd.models.dit import SIZES, DiT
+from scdd.core.types import Vocab
+from scdd.models.dit import DiT
 from scdd.models.heads import QualityHead
+from scdd.models.options import SIZES
 
 VOCAB = Vocab(300, 299)
 
@@ -46,7 +47,7 @@ def rows(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def save(folder: Path, weights: dict[str, Tensor], kind: str) -> Path:
-    return write(folder, recipe="name: x\n", weights=weights, vocab=VOCAB, kind=kind)
+    return write(folder, Identity(recipe="name: x\n", vocab=VOCAB), weights, kind=kind)
 
 
 def change_meta(folder: Path, **changes: object) -> None:
@@ -325,7 +326,7 @@ def test_names_and_types_that_packing_needs_are_refused(kind: str, weights: dict
 
 
 def test_whoever_may_read_the_recipe_may_read_the_weights(tmp_path: Path) -> None:
-    write(tmp_path / "m", recipe="a: 1", weights={"w": randn(2, 2)}, vocab=VOCAB)
+    write(tmp_path / "m", Identity(recipe="a: 1", vocab=VOCAB), {"w": randn(2, 2)})
     assert (tmp_path / "m" / "model.safetensors").stat().st_mode == (
         tmp_path / "m" / "recipe.yaml"
     ).stat().st_mode

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 import scdd
-from scdd import recipe
 from scdd.cli.demo import PARAGRAPH, damaged
 from scdd.data.options import ShardsOptions
-from scdd.lm import LM
 from scdd.lm.loading import BUNDLED
+from scdd.lm.model import LM
 from scdd.processes.scdd import SCDD
+from scdd.recipe import load as recipe
 
 MOST = 32_000_000  # bytes in the repository
 

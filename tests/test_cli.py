@@ -8,14 +8,16 @@ import sys
 import time
 from pathlib import Path
 from types import ModuleType
+from typing import Annotated
 
 import pytest
+import typer
 
 from scdd import __version__
-from scdd.cli import machine
 from scdd.cli import main as cli
+from scdd.cli import main as machine
 from scdd.core.errors import UserError
-from scdd.recipe import dumps, load, loads
+from scdd.recipe.load import dumps, load, loads
 
 
 @pytest.fixture
@@ -83,6 +85,46 @@ def test_user_error_is_one_line_a_mistake_and_exit_2(failing_verb, capsys: pytes
     failing_verb(UserError("first mistake.\nsecond mistake."))
     assert cli.main(["recipe"]) == 2
     assert capsys.readouterr().err == "error: first mistake.\nerror: second mistake.\n"
+
+
+@pytest.mark.parametrize(
+    ("message", "option", "told"),
+    [
+        ("top_p is 2: choose one in (0, 1].", "top_p", "--top-p is 2: choose one in (0, 1]."),
+        ("blocks and files: keep one.", "blocks", "--blocks and files: keep one."),
+        ("gone.txt is missing: restore it.", "place", "--at: gone.txt is missing: restore it."),
+        ("steps is 0: choose 1 or more.", "steps", "steps is 0: choose 1 or more."),
+        ("text is empty: give a word.", "text", "text is empty: give a word."),
+        ("top_p is 2: choose less.", None, "top_p is 2: choose less."),
+        ("data.path: there is none.", "data.path", "data.path: there is none."),
+    ],
+)
+def test_options_are_spelt_as_they_are_typed(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    message: str,
+    option: str | None,
+    told: str,
+):
+    module, app = ModuleType("recipe"), typer.Typer()
+
+    def show(
+        text: str,
+        top_p: float = 1.0,
+        place: Annotated[str, typer.Option("-a", "--at")] = "",
+        blocks: bool = False,
+    ) -> None:
+        raise UserError(message, option)
+
+    module.recipe = show
+    monkeypatch.setattr(cli, "import_module", lambda name: module)
+    assert cli.main(["recipe", "x"]) == 2
+    assert capsys.readouterr().err == f"error: {told}\n"
+    app.command("show")(show)
+    app.command("hide")(lambda: None)
+    module.app = app  # a verb with verbs of its own
+    assert cli.main(["recipe", "show", "x"]) == 2
+    assert capsys.readouterr().err == f"error: {told}\n"
 
 
 def test_what_the_machine_refuses_is_a_sentence_too(failing_verb, capsys: pytest.CaptureFixture[str]):

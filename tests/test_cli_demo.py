@@ -14,7 +14,8 @@ import pytest
 
 from scdd.cli import demo as verb
 from scdd.cli.main import main
-from scdd.lm import LM, load
+from scdd.lm.loading import load
+from scdd.lm.model import LM
 
 from . import tiny
 

@@ -6,13 +6,14 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 import scdd as package
-from scdd import bundle
+from scdd.bundle import folder as bundle
 from scdd.cli.main import main
 
 from . import tiny
@@ -32,18 +33,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "resume").mkdir()
         (folder / "resume" / "facts.json").write_text("{}")
 
-    bundle.write(
-        newest,
-        recipe=found.recipe,
-        weights=found.weights,
-        vocab=found.vocab,
-        tokenizer=found.tokenizer,
-        step=2,
-        tokens=1234,
-        network=found.network,
-        extra={"note": "kept"},
-        more=more,
-    )
+    identity = replace(found, step=2, tokens=1234, extra={"note": "kept"})
+    bundle.write(newest, identity, found.weights, more=more)
     return run
 
 

@@ -178,12 +178,12 @@ def test_trace_gif(scdd, tmp_path: Path) -> None:
         (["sample", "--sampler", "remdm"], "ρ ≡ 1"),
         (["sample", "--steps", "0"], "steps is 0"),
         (["sample", "--num", "0"], "num is 0"),
-        (["sample", "--num", "1000000000000"], "at most"),
+        (["sample", "--num", "1000000000000"], "give 1 to"),
         (["sample", "--steps", "1000000000000"], "at most"),
-        (["sample", "--length", "1000000000000"], "at most"),
+        (["sample", "--length", "1000000000000"], "give 1 to"),
         (["sample", "--set", "model.size=small"], "only sampling"),
         (["sample", "--final", "argmax"], "final is"),
-        (["sample", "--top-p", "2"], "top_p"),
+        (["sample", "--top-p", "2"], "--top-p is 2"),
         (["sample", "--process", "mdlm"], "ρ ≡ 1"),
         (["sample", "--prompt", "x" * 60], "raise length"),
         (["sample", "--prompt", "caf\udce9"], "UTF-8"),
@@ -195,12 +195,12 @@ def test_trace_gif(scdd, tmp_path: Path) -> None:
         (["infill", "The [MASK:999999999999]"], "at most"),
         (["infill", f"The [MASK:{'9' * 5000}]"], "at most"),
         (["correct", " "], "empty"),
-        (["correct", "word " * 200], "--blocks"),
+        (["correct", "word " * 200], "blocks"),
         (["correct", "--file", "no-such-file.txt"], "cannot be read"),
         (["correct", "a", "--file", "b"], "twice"),
         (["correct", "The river", "--freeze", "ocean"], "does not contain"),
         (["correct", "The river", "--mode", "pass", "--trace", "x.html"], "--mode reverse"),
-        (["score", "word " * 200], "--blocks"),
+        (["score", "word " * 200], "blocks"),
         (["score", "The river", "--strength", "2"], "strength"),
     ],
 )
@@ -254,11 +254,11 @@ def test_live_view_shows_masks_and_corrections(scdd, monkeypatch: pytest.MonkeyP
     from rich.console import Console
 
     from scdd.cli.view import MASK, Board
-    from scdd.lm import load
+    from scdd.lm.loading import load
 
     lm = load(model, device="cpu")
     board, shown = Board(lm), []
-    run = lm.start(5, seed=1, steps=12, record=True)
+    run = lm.start(5, plan=lm.plan(seed=1, steps=12, record=True))
     for progress in run:
         console = Console(file=io.StringIO(), force_terminal=True, width=100, color_system="truecolor")
         console.print(board.frame(progress))

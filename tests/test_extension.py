@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import scdd
-from scdd import recipe
 from scdd.assemble import training as build
 from scdd.core import Levels, Transition, UserError
 from scdd.evals.measure.generation import measure_samples
@@ -19,6 +18,7 @@ from scdd.evals.measure.model import open_model
 from scdd.evals.measure.specs import SamplingSpec
 from scdd.evals.measure.store import MeasureContext, Store
 from scdd.evals.measure.walk import settled
+from scdd.recipe import load as recipe
 from scdd.samplers.base import Context, Sampler
 from scdd.schedules.base import Schedule
 from scdd.training.parallel import World

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,11 @@ import torch
 from torch import Tensor
 
 import scdd
-from scdd import bundle
+from scdd.bundle import folder as bundle
 from scdd.core import UserError
-from scdd.core.head import padded
-from scdd.lm import LM
+from scdd.core.types import padded
 from scdd.lm.loading import BUNDLED
+from scdd.lm.model import LM
 from scdd.lm.rows import continued, whole, with_spans
 from scdd.lm.run import windows
 from scdd.processes.mdlm import MDLM
@@ -231,11 +232,11 @@ def test_a_freeze_of_one_piece_is_that_piece_and_not_its_letters() -> None:
 
 
 def test_watching_a_run_gives_the_same_result(lm: LM) -> None:
-    run = lm.start(2, seed=3, record=True)
+    run = lm.start(2, plan=lm.plan(seed=3, record=True))
     seen = [progress.frame.step for progress in run]
     assert seen == [1, 2, 3, 4, 5, 6]
     assert [s.tokens for s in run.results] == [s.tokens for s in lm.generate(2, seed=3)]
-    partly = lm.start(2, seed=3, record=True)
+    partly = lm.start(2, plan=lm.plan(seed=3, record=True))
     next(iter(partly))
     assert [s.tokens for s in partly.results] == [s.tokens for s in run.results]
 
@@ -307,16 +308,9 @@ def test_autoregressive_models(tmp_path: Path) -> None:
 
 def test_converted_checkpoints_ask_for_their_process(tmp_path: Path, folder: Path) -> None:
     found = bundle.read(folder)
-    converted = bundle.write(
-        tmp_path / "converted",
-        recipe="model:\n  kind: dit\n",
-        weights=found.weights,
-        vocab=found.vocab,
-        tokenizer=found.tokenizer,
-        network=found.network,
-        extra={"converted_from": "model.pt"},
-    )
-    with pytest.raises(UserError, match="--process"):
+    identity = replace(found, recipe="model:\n  kind: dit\n", extra={"converted_from": "model.pt"})
+    converted = bundle.write(tmp_path / "converted", identity, found.weights)
+    with pytest.raises(UserError, match="does not say its process"):
         scdd.load(converted)
     assert isinstance(scdd.load(converted, process="scdd", device="cpu").process, SCDD)
     assert isinstance(scdd.load(converted, process="mdlm", device="cpu").process, MDLM)
@@ -359,7 +353,7 @@ def test_mistakes_are_named(lm: LM, tmp_path: Path) -> None:
         (lambda: lm.generate(1, final="argmax"), "final is"),
         (lambda: lm.generate(1, top_p=1.5), "top_p"),
         (lambda: lm.generate(1, grid="spiral"), "grid"),
-        (lambda: lm.generate(1, colour=3), "colour"),
+        (lambda: lm.plan(colour=3), "colour"),
         (lambda: lm.generate(1, batch_size=0), "batch_size"),
         (lambda: lm.generate(1, prompt="The river runs to the sea.", length=3), "raise length"),
         (lambda: lm.infill(""), "empty"),
@@ -368,7 +362,7 @@ def test_mistakes_are_named(lm: LM, tmp_path: Path) -> None:
         (lambda: lm.infill("The [MASK:500]"), "blocks"),
         (lambda: lm.correct("  "), "empty"),
         (lambda: lm.correct("The river", strength=0.0), "strength"),
-        (lambda: lm.correct("The river", mode="argmax"), "reverse or pass"),
+        (lambda: lm.correct("The river", mode="argmax"), "reverse, pass"),
         (lambda: lm.correct("The river", mode="pass", threshold=2.0), "threshold"),
         (lambda: lm.score(""), "empty"),
         (lambda: lm.to("cuda") if not torch.cuda.is_available() else lm.to("gpu"), "device"),

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from scdd.core.errors import UserError
 from scdd.models.options import DiTOptions
 from scdd.objectives.options import ArOptions as ArObjectiveOptions
-from scdd.objectives.options import PrismOptions
+from scdd.objectives.options import ElboOptions, PrismOptions
 from scdd.processes.options import AutoregressiveOptions, MdlmOptions
-from scdd.recipe import Recipe, dumps, from_dict, load, loads, schema, shipped, to_dict
-from scdd.recipe.text import parse, render
+from scdd.recipe.load import dumps, from_dict, load, loads, parse, render, schema, shipped, to_dict
+from scdd.recipe.sections import Recipe
 from scdd.recipe.tree import settings as all_settings
 from scdd.samplers.options import ArOptions as ArSamplerOptions
 from scdd.samplers.options import SamplingOptions
@@ -41,10 +41,16 @@ def recipes(draw: st.DrawFn) -> Recipe:
     st.register_type_strategy(  # most exponents would not fit most peaks
         PeakedOptions, st.builds(PeakedOptions, p_u=inside, exponent=inside, t_peak=inside)
     )
+    st.register_type_strategy(  # dynamic weights need continuous time
+        ElboOptions,
+        st.builds(ElboOptions, weighting=st.just("elbo")) | st.builds(ElboOptions, steps=st.none()),
+    )
     size = draw(st.sampled_from(["nano", "small", "custom"]))
     heads = draw(st.integers(1, 64))
     shape = (
-        {"depth": 2, "width": heads * draw(st.integers(1, 64)), "heads": heads} if size == "custom" else {}
+        {"depth": 2, "width": 2 * heads * draw(st.integers(1, 32)), "heads": heads}
+        if size == "custom"
+        else {}
     )
     absent: dict[str, Any] = {"depth": None, "width": None, "heads": None}
     micro = draw(st.none() | st.integers(1, 64))

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import torch
 
-from scdd import bundle, recipe
+from scdd.bundle.folder import Identity, write
 from scdd.data.tokenizer import TextTokenizer
-from scdd.models.dit import DiT, DiTConfig
+from scdd.models.dit import DiT
 from scdd.models.heads import QualityHead
+from scdd.models.options import DiTConfig
+from scdd.recipe import load as recipe
 
 TEXT = "The river runs to the sea. The quick brown fox jumps over the lazy dog, and the falcon flies over the river. "
 RECIPE = """
@@ -47,11 +49,10 @@ def checkpoint(folder: Path, *overrides: str, causal: bool = False, quality: boo
     if quality:
         head = QualityHead(32, generator=torch.Generator().manual_seed(3))
         weights |= {f"quality.{name}": value for name, value in head.state_dict().items()}
-    return bundle.write(
-        folder,
+    identity = Identity(
         recipe=recipe.dumps(spec),
-        weights=weights,
         vocab=tokenizer().vocab,
         tokenizer=tokenizer().to_str(),
         network=asdict(model.config),
     )
+    return write(folder, identity, weights)

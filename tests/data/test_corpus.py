@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from scdd.core.errors import UserError
-from scdd.data.corpus import Rule, batches, discover, documents
+from scdd.data.corpus import batches, discover, documents
+from scdd.data.options import Separator
 
 
-def texts(*paths: Path | str, rule: Rule = "auto", field: str = "text") -> list[str]:
-    return list(documents(discover([str(p) for p in paths], rule=rule, field=field)))
+def texts(*paths: Path | str, separator: Separator = "auto", field: str = "text") -> list[str]:
+    return list(documents(discover(paths, separator=separator, field=field)))
 
 
 def jsonl(rows: list[str]) -> bytes:
@@ -52,12 +53,19 @@ def test_damaged_compression_is_refused(tmp_path: Path, suffix: str, harm: str) 
         texts(path)
 
 
-def test_text_rules(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("separator", "expected"),
+    [
+        ("auto", ["first line\nsecond line", "another", " last"]),
+        ("blank-line", ["first line\nsecond line", "another", " last"]),
+        ("line", ["first line", "second line", "another", " last"]),
+        ("file", ["first line\nsecond line\n \nanother\n\n\n last"]),
+    ],
+)
+def test_what_ends_a_document(tmp_path: Path, separator: Separator, expected: list[str]) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"\n\nfirst line\nsecond line\n \nanother\r\n\n\n last")
-    assert texts(path) == ["first line\nsecond line", "another", " last"]
-    assert texts(path, rule="line") == ["first line", "second line", "another", " last"]
-    assert texts(path, rule="file") == ["first line\nsecond line\n \nanother\r\n\n\n last"]
+    assert texts(path, separator=separator) == expected
 
 
 def test_wikitext_articles_start_at_their_headings(tmp_path: Path) -> None:
@@ -107,13 +115,13 @@ def test_other_mistakes_are_named(tmp_path: Path) -> None:
         texts(tmp_path)
     (tmp_path / "a.txt").write_text("x" * 100)
     with pytest.raises(UserError, match="choose one of auto, blank-line"):
-        texts(tmp_path, rule="page")  # type: ignore[arg-type]
+        texts(tmp_path, separator="page")  # type: ignore[arg-type]
 
 
 def test_a_document_has_a_longest_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("scdd.data.corpus.LONGEST", 100)
     (tmp_path / "a.txt").write_text("short\n\n" + "some words\n" * 20)
-    assert texts(tmp_path, rule="line")[0] == "short"
+    assert texts(tmp_path, separator="line")[0] == "short"
     with pytest.raises(UserError, match=r"line 3: a document is longer"):
         texts(tmp_path)
 

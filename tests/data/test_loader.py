@@ -10,18 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scdd.core.errors import UserError
-from scdd.data.loader import Batch, Loader, from_text, validation_batches
+from scdd.data.loader import Batch, Loader, Rank, validation_batches
+from scdd.data.pack import Packing, cut
 from scdd.data.shards import MemoryTokens
-from scdd.data.tokenizer import TextTokenizer
-from tests.data.conftest import article
 
 # Block i of length 8 holds 6 tokens, all equal to 100 + i, so that a row tells which block it is.
 BLOCKS = 23
 STREAM = MemoryTokens([[100 + i // 6 for i in range(BLOCKS * 6)]], bos_id=1, eos_id=2)
 
 
-def loader(batch_size: int = 4, **more: Any) -> Loader:
-    return Loader(STREAM, length=8, batch_size=batch_size, **{"seed": 5, "prefetch": 0, **more})
+def loader(batch_size: int = 4, packing: Packing = "wrap", **more: Any) -> Loader:
+    return Loader(cut(STREAM, 8, packing), batch_size, **{"seed": 5, "prefetch": 0, **more})
 
 
 def blocks(batches: list[Batch]) -> list[int]:
@@ -50,9 +49,9 @@ def test_every_epoch_shows_every_block_once(seed: int, batch_size: int) -> None:
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 12])
 @pytest.mark.parametrize("packing", ["wrap", "documents"])
-def test_global_batches_do_not_depend_on_the_ranks(world: int, packing: str) -> None:
+def test_global_batches_do_not_depend_on_the_ranks(world: int, packing: Packing) -> None:
     whole = [batch.tokens for batch in islice(loader(12, packing=packing), 5)]
-    ranks = [list(islice(loader(12, rank=r, world=world, packing=packing), 5)) for r in range(world)]
+    ranks = [list(islice(loader(12, rank=Rank(r, world), packing=packing), 5)) for r in range(world)]
     for k in range(5):
         assert torch.equal(torch.cat([rank[k].tokens for rank in ranks]), whole[k])
 
@@ -64,7 +63,7 @@ def test_resuming_anywhere_equals_going_on(stop: int, prefetch: int, world: int)
     list(islice(first, stop))
     state = first.state_dict()
     assert state["cursor"] == 4 * stop
-    ranks = [loader(prefetch=prefetch, rank=r, world=world) for r in range(world)]
+    ranks = [loader(prefetch=prefetch, rank=Rank(r, world)) for r in range(world)]
     for rank in ranks:
         rank.load_state_dict(state)
     rest = [list(islice(rank, 25 - stop)) for rank in ranks]
@@ -100,7 +99,7 @@ def test_states_of_other_orders_are_refused() -> None:
     for other in (
         loader(seed=6),
         loader(packing="documents"),
-        Loader(STREAM, length=9, batch_size=4, seed=5),
+        Loader(cut(STREAM, 9), batch_size=4, seed=5),
     ):
         with pytest.raises(UserError, match="cannot be resumed"):
             other.load_state_dict(state)
@@ -111,13 +110,14 @@ def test_states_of_other_orders_are_refused() -> None:
 
 def test_batches_must_divide_among_ranks() -> None:
     with pytest.raises(UserError, match="choose a multiple of 3"):
-        loader(4, world=3)
+        loader(4, rank=Rank(0, 3))
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
 @pytest.mark.parametrize(("limit", "count"), [(None, BLOCKS), (9, 9), (8, 8), (1, 1), (99, BLOCKS)])
 def test_validation_counts_each_block_once(world: int, limit: int | None, count: int) -> None:
-    ranks = [list(validation_batches(STREAM, 8, 8, rank=r, world=world, limit=limit)) for r in range(world)]
+    every = cut(STREAM, 8)
+    ranks = [list(validation_batches(every, 8, limit, Rank(r, world))) for r in range(world)]
     assert len({len(rank) for rank in ranks}) == 1, "ranks that wait for each other need as many batches"
     assert {tuple(batch.tokens.shape) for rank in ranks for batch in rank} == {(8 // world, 8)}
     shown = [
@@ -127,16 +127,6 @@ def test_validation_counts_each_block_once(world: int, limit: int | None, count:
         for number in blocks([Batch(rank[k].tokens[: rank[k].real], None, 0)])
     ]
     assert shown == list(range(count))
-
-
-def test_text_at_hand(tokenizer: TextTokenizer) -> None:
-    text = "\n\n".join(article(i).replace("\n\n", "\n") for i in range(3))
-    stream = from_text(text, tokenizer, length=16)
-    assert stream.n_documents == 3
-    assert tokenizer.decode(stream.read(0, stream.end(0) - 1).tolist()) == article(0).replace("\n\n", "\n")
-    assert from_text(text, tokenizer, 16, documents="file").n_documents == 1
-    with pytest.raises(UserError, match="not enough for one block"):
-        from_text("short", tokenizer, length=64)
 
 
 @pytest.mark.gpu

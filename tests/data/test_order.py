@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scdd.data.order import Permutation
+from scdd.data.loader import Permutation
 
 
 @given(n=st.integers(1, 3000), seed=st.integers(0, 2**63), epoch=st.integers(0, 100))

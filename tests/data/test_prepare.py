@@ -14,16 +14,17 @@ import pytest
 from tokenizers import Tokenizer
 
 from scdd.core.errors import UserError
-from scdd.data.collect import Progress
+from scdd.data.collect import PrepareProgress
 from scdd.data.corpus import discover, documents
 from scdd.data.detokenize import wikitext
+from scdd.data.options import SEPARATORS, Separator
 from scdd.data.prepare import Preparation, prepare
 from scdd.data.shards import Shards
 from scdd.data.tokenizer import TextTokenizer
 from tests.data.conftest import article
 
 
-def run(corpus: Path, out: Path, **more: Any) -> Progress:
+def run(corpus: Path, out: Path, **more: Any) -> PrepareProgress:
     settings: dict[str, Any] = {"train_tokenizer": 400, "shard_tokens": 15000, "valid_fraction": 0.1, **more}
     return list(prepare(Preparation([str(corpus)], out, **settings)))[-1]
 
@@ -177,7 +178,7 @@ def test_a_finished_folder_is_left_alone(corpus: Path, prepared: Path) -> None:
 def test_other_settings_need_overwrite(corpus: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     run(corpus, out)
-    with pytest.raises(UserError, match=r"\(valid_fraction differ\).*--overwrite"):
+    with pytest.raises(UserError, match=r"\(valid_fraction differ\).*overwrite it"):
         run(corpus, out, valid_fraction=0.2)
     (out / "notes.txt").write_text("mine")
     run(corpus, out, valid_fraction=0.2, overwrite=True)
@@ -268,17 +269,19 @@ def test_one_preparation_at_a_time(corpus: Path, tmp_path: Path) -> None:
     [
         ({"tokenizer": "x.json"}, "one of the two"),
         ({"train_tokenizer": None}, "one of the two"),
-        ({"train_tokenizer": 10}, "too small"),
-        ({"valid_fraction": 1.0}, "out of range"),
-        ({"valid": ["x.txt"]}, "exclude each other"),
+        ({"train_tokenizer": 10}, "train_tokenizer is 10: choose 259 or more"),
+        ({"valid_fraction": 1.0}, "valid_fraction is 1.0: choose from 0 up to"),
+        ({"valid": ["x.txt"]}, "choose one of them"),
         ({"detokenizer": "ptb"}, "not known"),
-        ({"workers": 0}, "1 or more"),
-        ({"text_field": "body"}, "name the field with --field"),
+        ({"separator": "page"}, "not known"),
+        ({"workers": 0}, "workers is 0: choose 1 or more"),
+        ({"field": "body"}, "name the field that holds it"),
     ],
 )
 def test_mistakes_are_named(corpus: Path, tmp_path: Path, settings: dict[str, Any], says: str) -> None:
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(UserError, match=says) as caught:
         run(corpus, tmp_path / "out", **settings)
+    assert "--" not in str(caught.value), "a library knows no flags"
 
 
 @pytest.mark.parametrize("content", [b"", b"caf\xe9"])
@@ -321,13 +324,36 @@ def test_the_command_line(
     assert "vocabulary of 400 ids" in said
     assert "peak memory" in said
     assert contents(tmp_path / "out") == contents(prepared)
-    assert (
-        main(
-            ["prepare", str(tmp_path / "none.txt"), "--out", str(tmp_path / "o"), "--train-tokenizer", "400"]
-        )
-        == 2
-    )
-    assert "error: " in capsys.readouterr().err
+    other = ["prepare", str(tmp_path / "none.txt"), "--out", str(tmp_path / "o"), "--train-tokenizer"]
+    assert main([*other, "400"]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {tmp_path / 'none.txt'} does not exist")
+    assert main([*other, "400", "--documents", "page"]) == 2
+    assert capsys.readouterr().err.startswith("error: --documents page is not known: choose one of auto, ")
+    assert main([*other, "40"]) == 2
+    assert capsys.readouterr().err == "error: --train-tokenizer is 40: choose 259 or more.\n"
+
+
+@pytest.mark.parametrize("separator", SEPARATORS)
+def test_a_recipe_and_a_preparation_read_the_same_documents(tmp_path: Path, separator: Separator) -> None:
+    from scdd.assemble.training import corpus as read_corpus
+    from scdd.recipe import load as recipe
+
+    source = tmp_path / "a.txt"
+    source.write_bytes("\n\n".join(article(i) for i in range(40)).replace("\n", "\r\n").encode())
+    run(source, tmp_path / "out", valid_fraction=0, separator=separator)
+    shards = Shards(tmp_path / "out")
+    changes = [f"data.path={source}", f"data.separator={separator}", f"data.tokenizer={tmp_path / 'out'}"]
+    data = read_corpus(recipe.load("nano", changes))
+    assert data.valid is not None
+    parts = [
+        data.tokenizer.decode(stream.read(stream.end(i - 1) if i else 0, stream.end(i) - 1).tolist())
+        for stream in (data.train, data.valid)
+        for i in range(stream.n_documents)
+    ]
+    prepared = [data.tokenizer.decode(ids.tolist()) for ids in shards.documents()]
+    if len(prepared) == 1:  # whose end is for validation
+        parts = ["".join(parts)]
+    assert sorted(parts) == sorted(prepared)
 
 
 @pytest.mark.data

@@ -75,7 +75,7 @@ def test_a_flipped_bit_anywhere_is_found(folder: Path, bit: int) -> None:
         bad = bytearray(good)
         bad[place] ^= 1 << bit
         path.write_bytes(bad)
-        with pytest.raises(UserError, match=r"train-00001\.bin .*--overwrite"):
+        with pytest.raises(UserError, match=r"train-00001\.bin .*prepare the data again"):
             Shards(folder).verify()
     path.write_bytes(good)
     Shards(folder).verify()

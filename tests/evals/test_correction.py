@@ -23,13 +23,12 @@ from scdd.evals.measure.reference_lm import OwnReferenceLM
 from scdd.evals.measure.specs import SamplingSpec
 from scdd.evals.measure.store import MeasureContext, Measurement, Store
 from scdd.evals.measure.walk import StartRows, Uncorrected, WalkedRow, sampling_plan, walk
-from scdd.lm.run import Settings
-from scdd.ops import NO_FILTERS
 from scdd.processes.base import Process
 from scdd.processes.gidd import GIDD
 from scdd.processes.scdd import SCDD
 from scdd.samplers.ancestral import Ancestral
-from scdd.samplers.grids import grid
+from scdd.samplers.base import Model, grid
+from scdd.samplers.plan import SamplingPlan
 from scdd.schedules.peaked import Peaked
 from tests import tiny
 from tests.samplers.tables import Truth, table
@@ -46,12 +45,14 @@ def columns(walked: list[WalkedRow]) -> tuple[torch.Tensor, torch.Tensor, torch.
 def test_a_perfect_denoiser_corrects_at_the_intrinsic_rate(kind: type[Process]) -> None:
     process = kind(VOCAB, Peaked(0.3))
     x = torch.arange(40) % VOCAB.K
-    settings = Settings(Ancestral(), grid("uniform", 12), NO_FILTERS, batch_size=100, together=100)
+    settings = SamplingPlan(Ancestral(), grid("uniform", 12), batch_size=100, rows_per_forward=100)
     z = torch.full((200, 40), VOCAB.mask_id)
-    tokens, _, moves, nfe = columns(walk(Truth(x, VOCAB), process, settings, StartRows(z, None, range(200))))
+    tokens, _, moves, nfe = columns(
+        walk(Model(Truth(x, VOCAB), process), settings, StartRows(z, None, range(200)))
+    )
     assert (tokens == x).all()
     assert set(nfe) == {12}
-    found = rates(moves, 40, process, settings.grid)
+    found = rates(moves, 40, process, settings.times)
     assert abs(found["excess"]) < 4 * found["rate_error"]
     assert found["rate"] > 0.1, "or the comparison says nothing"
     assert found["rate_per_step"] == pytest.approx(found["rate"] / 12)
@@ -63,10 +64,12 @@ def test_a_perfect_denoiser_corrects_at_the_intrinsic_rate(kind: type[Process]) 
 
 def test_without_correction_visible_tokens_stay() -> None:
     process = SCDD(VOCAB, Peaked(0.3))
-    settings = Settings(Uncorrected(Ancestral()), grid("uniform", 8), NO_FILTERS, batch_size=50, together=50)
+    settings = SamplingPlan(Uncorrected(Ancestral()), grid("uniform", 8), batch_size=50, rows_per_forward=50)
     z = torch.full((50, 20), VOCAB.mask_id)
     z[:, 3] = 5
-    tokens, first, moves, _ = columns(walk(table(VOCAB), process, settings, StartRows(z, None, range(50))))
+    tokens, first, moves, _ = columns(
+        walk(Model(table(VOCAB), process), settings, StartRows(z, None, range(50)))
+    )
     assert (tokens != VOCAB.mask_id).all()
     assert (tokens[:, 3] == 5).all()
     assert moves[..., 1].sum() == 0
@@ -75,15 +78,15 @@ def test_without_correction_visible_tokens_stay() -> None:
     # noise is never drawn either: a perfect denoiser is still perfect
     x = torch.arange(20) % VOCAB.K
     masks = StartRows(torch.full((50, 20), VOCAB.mask_id), None, range(50))
-    right = walk(Truth(x, VOCAB), process, settings, masks)
+    right = walk(Model(Truth(x, VOCAB), process), settings, masks)
     assert all(row.tokens == x.tolist() for row in right)
 
 
 def test_first_tokens_are_the_text_before_its_corrections() -> None:
     process = SCDD(VOCAB, Peaked(0.3))
-    settings = Settings(Ancestral(), grid("uniform", 8), NO_FILTERS, batch_size=50, together=50)
+    settings = SamplingPlan(Ancestral(), grid("uniform", 8), batch_size=50, rows_per_forward=50)
     masks = StartRows(torch.full((50, 20), VOCAB.mask_id), None, range(50))
-    tokens, first, moves, _ = columns(walk(table(VOCAB), process, settings, masks))
+    tokens, first, moves, _ = columns(walk(Model(table(VOCAB), process), settings, masks))
     assert 0 < (first != tokens).sum() <= moves[..., 1].sum()
 
 
@@ -104,11 +107,11 @@ def test_samples_do_not_depend_on_the_batch(scdd: EvalModel, tmp_path: Path) -> 
 
 def test_equal_evaluations(scdd: EvalModel, tmp_path: Path) -> None:
     """Rounds after the walk come out of the same budget; a final step that is left out gives one back."""
-    assert len(sampling_plan(scdd, SamplingSpec(1, 8), 1).grid) - 1 == 8
-    assert len(sampling_plan(scdd, SamplingSpec(1, 8, final="none"), 1).grid) - 1 == 9
+    assert sampling_plan(scdd, SamplingSpec(1, 8), 1).steps == 8
+    assert sampling_plan(scdd, SamplingSpec(1, 8, final="none"), 1).steps == 9
     with pytest.raises(UserError, match="leaves none"):
         sampling_plan(scdd, SamplingSpec(1, 8, sampler="gidd-correct"), 1)
-    assert len(sampling_plan(scdd, SamplingSpec(1, 70, sampler="gidd-correct"), 1).grid) - 1 == 6
+    assert sampling_plan(scdd, SamplingSpec(1, 70, sampler="gidd-correct"), 1).steps == 6
     context = MeasureContext(Store(tmp_path))
     assert [row.nfe for row in draw(context, scdd, SamplingSpec(2, 3, final="none"))] == [3, 3]
 
@@ -157,6 +160,7 @@ def test_measurements_of_other_sampling_defaults_are_not_reused(tmp_path: Path, 
         "top_p: 1.0": "top_p: 0.5",
         "top_k: null": "top_k: 3",
         "length: null": "length: 20",
+        "tolerance: null": "tolerance: 30.0",
         "final: ancestral": "final: greedy",
         "sampler:\n    kind: ancestral": "sampler:\n    kind: gidd-correct\n    corrections: 2",
     }

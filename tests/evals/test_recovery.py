@@ -26,6 +26,7 @@ from scdd.evals.measure.texts import rows, stream
 from scdd.evals.measure.typos import KINDS, Piece, mistype, typed
 from scdd.evals.measure.walk import StartRows, framed_rows, repaired
 from scdd.processes.scdd import SCDD
+from scdd.samplers.base import Model
 from scdd.schedules.peaked import Peaked
 from tests import tiny
 from tests.evals.worlds import uniform
@@ -55,7 +56,7 @@ def test_a_perfect_denoiser_recovers_all(repair: Repair) -> None:
     process = SCDD(VOCAB, Peaked(0.2))
     x = VOCAB.token(torch.arange(30) % VOCAB.K)
     rows = StartRows(x.expand(20, -1), None, range(20))
-    found = recover(Truth(x, VOCAB), process, rows, RecoverySpec(7, repair))
+    found = recover(Model(Truth(x, VOCAB), process), rows, RecoverySpec(7, repair))
     rates = token_scores(found, framed=False)
     assert {name: rates[name]["value"] for name in rates} == {"touch": 1.0, "recovery": 1.0, "damage": 0.0}
 
@@ -64,12 +65,12 @@ def test_outside_the_nucleus_all_is_touched_if_doubts_come_from_it() -> None:
     """x_θ gives every token 0.04 but one, which has the rest: a whole x_θ keeps a standing token of 0.04, a nucleus cannot."""
     logits = torch.full((9, 9), 0.04)
     logits[:, 0] = 0.72
-    denoiser, process = Table(logits.log(), VOCAB), SCDD(VOCAB, Peaked(0.2))
+    model = Model(Table(logits.log(), VOCAB), SCDD(VOCAB, Peaked(0.2)))
     z = torch.full((200, 10), 5)
     rows, stays = StartRows(z, None, range(200)), {}
     for nucleus in (False, True):
         repair = Repair(top_p=0.7, nucleus=nucleus)
-        stays[nucleus] = torch.tensor(repaired(denoiser, process, repair, rows, 0, 50)) == z
+        stays[nucleus] = torch.tensor(repaired(model, repair, rows, 0, 50)) == z
     assert not stays[True].any()
     assert stays[False].double().mean() > 0.5
     known = {"steps": 128, "last": 1, "top_p": 0.9, "final": "ancestral", "threshold": None}
@@ -82,7 +83,9 @@ def test_a_clueless_denoiser_damages() -> None:
     process = SCDD(VOCAB, Peaked(0.2))
     x = VOCAB.token(torch.arange(40) % VOCAB.K)
     rows = StartRows(x.expand(150, -1), None, range(150))
-    found = token_scores(recover(uniform(VOCAB), process, rows, RecoverySpec(10, Repair(4, 2))), framed=False)
+    found = token_scores(
+        recover(Model(uniform(VOCAB), process), rows, RecoverySpec(10, Repair(4, 2))), framed=False
+    )
     gap = abs(found["touch"]["value"] - found["damage"]["value"])
     assert gap < 4 * (found["touch"]["error"] + found["damage"]["error"])
     assert found["damage"]["value"] > 0.1
@@ -108,7 +111,7 @@ def one_pass(model: EvalModel, repair: Repair) -> str:
     """The repaired text, the same as `LM.correct` gives."""
     tokens = model.tokenizer.encode(tiny.TEXT)[: model.room]
     rows = framed_rows([model.framed(tokens)] * 3, range(3), model.lm.device)
-    done = repaired(model.denoiser, model.process, repair, rows, batch_size=2)
+    done = repaired(model.sampled, repair, rows, batch_size=2)
     assert done == [done[0]] * 3
     text, threshold = model.tokenizer.decode(tokens), repair.threshold
     assert threshold is not None

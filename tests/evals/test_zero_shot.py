@@ -15,7 +15,7 @@ from scdd.evals.measure import benchmarks
 from scdd.evals.measure.model import EvalModel
 from scdd.evals.measure.store import MeasureContext, Store
 from scdd.evals.measure.zero_shot import Question, answers, framed, measure_zero_shot
-from scdd.recipe.text import parse
+from scdd.recipe.load import parse
 
 QUESTIONS = [
     Question("a/0", ("The river runs to the sea.", "The river runs to the fox.", "The river runs over.")),

@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from scdd.core.denoiser import Denoiser
 from scdd.core.errors import UserError
-from scdd.core.vocab import Vocab
+from scdd.core.types import Vocab
 from scdd.models.compiled import compile_network
-from scdd.models.denoiser import Denoiser
-from scdd.models.dit import SIZES, DiT, DiTConfig
+from scdd.models.dit import DiT
+from scdd.models.options import SIZES, DiTConfig
 
 VOCAB = Vocab(size=50, mask_id=49)
 CONFIG = DiTConfig(depth=2, width=32, heads=2, cond_width=16)
@@ -71,6 +72,14 @@ def test_logits_are_hidden_times_head() -> None:
     at_input = moved.gather(-1, z[..., None])
     assert torch.allclose(at_input, torch.full_like(at_input, 2.5), atol=1e-5)
     assert moved[..., :49].sum().item() == pytest.approx(2.5 * z.numel(), abs=1e-2)
+
+
+def test_what_training_treats_apart() -> None:
+    model = network()
+    assert model.layers() == list(model.blocks)
+    matrices = [model.get_parameter(name) for name in model.hidden_matrices()]
+    assert len(matrices) == 4 * CONFIG.depth
+    assert sum(p.numel() for p in matrices) == CONFIG.depth * 12 * CONFIG.width**2
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -227,10 +236,13 @@ def test_bfloat16_autocast_stays_near_float32() -> None:
     model = network()
     z = tokens(2, 16)
     exact = model.hidden(z)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        rough = model.hidden(z)
+    model.compute_dtype = torch.bfloat16
+    rough = model.hidden(z)
     assert rough.dtype == torch.bfloat16
+    assert model.embedding.weight.dtype == torch.float32
     assert (rough.float() - exact).norm() / exact.norm() < 0.02
+    model.compute_dtype = None
+    assert torch.equal(model.hidden(z), exact)
 
 
 def test_a_network_cast_to_bfloat16_keeps_its_positions() -> None:
@@ -274,6 +286,7 @@ def test_the_compiler_proper_trains_it() -> None:
     """Inductor: values and gradients under autocast, one graph for all steps."""
     torch._dynamo.reset()
     model, eager = network(), network()
+    model.compute_dtype = eager.compute_dtype = torch.bfloat16
     compile_network(model)
     with torch._dynamo.config.patch(error_on_recompile=True):
         for step in range(3):
@@ -281,8 +294,7 @@ def test_the_compiler_proper_trains_it() -> None:
             losses = []
             for each in (model, eager):
                 each.zero_grad()
-                with torch.autocast("cpu", dtype=torch.bfloat16):
-                    loss = each.hidden(z, times(0.1, 0.2, 0.3, 0.4)).float().square().mean()
+                loss = each.hidden(z, times(0.1, 0.2, 0.3, 0.4)).float().square().mean()
                 loss.backward()
                 losses.append(loss)
             assert torch.allclose(losses[0], losses[1], rtol=2e-2)
@@ -294,9 +306,9 @@ def test_the_compiler_proper_trains_it() -> None:
     ("changes", "cure"),
     [
         ({"heads": 5}, "multiple of 10"),
-        ({"depth": 0}, "at least 1"),
-        ({"time_input": "beta"}, '"sigma" or "t"'),
-        ({"causal": True, "time_conditioning": True}, "causal=False"),
+        ({"depth": 0}, "1 or more"),
+        ({"time_input": "beta"}, "sigma, t"),
+        ({"causal": True, "time_conditioning": True}, "switch it off"),
     ],
 )
 def test_impossible_shapes_are_refused(changes: dict[str, object], cure: str) -> None:
@@ -310,6 +322,7 @@ def test_compiled_gradients_are_the_eager_ones(time_conditioning: bool) -> None:
     """Enough tokens for the compiler's large reductions, which once left modulation gradients unwritten (pytorch#193061)."""
     config = DiTConfig(depth=2, width=256, heads=4, time_conditioning=time_conditioning)
     model = DiT(config, Vocab(65, 64), torch.Generator().manual_seed(0)).cuda()
+    model.compute_dtype = torch.bfloat16
     generator = torch.Generator("cuda").manual_seed(0)
     for parameter in model.parameters():
         if not parameter.detach().any():
@@ -320,8 +333,7 @@ def test_compiled_gradients_are_the_eager_ones(time_conditioning: bool) -> None:
 
     def gradients() -> list[torch.Tensor]:
         trained = [p for name, p in model.named_parameters() if not name.startswith("output")]
-        with torch.autocast("cuda", torch.bfloat16):
-            total = (model.hidden(tokens, times) * direction).sum()
+        total = (model.hidden(tokens, times).float() * direction).sum()
         return list(torch.autograd.grad(total, trained))
 
     eager = gradients()

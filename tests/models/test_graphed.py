@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from scdd.core import Vocab
-from scdd.models.dit import SIZES, DiT
+from scdd.models.dit import DiT
 from scdd.models.graphed import Graphed
+from scdd.models.options import SIZES
 
 
 def network(device: str) -> DiT:

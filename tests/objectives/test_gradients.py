@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from scdd.core import Head, Vocab
-from scdd.core.head import padded
+from scdd.core.types import padded
 from scdd.objectives.elbo import nelbo, reconstruction
 from scdd.ops.elbo.reference import elbo, loss
 from scdd.ops.head import reference as reference_head

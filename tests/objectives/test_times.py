@@ -6,9 +6,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from scdd.core import UserError
-from scdd.objectives.batch_slice import BatchSlice
-from scdd.objectives.times import Adaptive, Density, Power, Times, TimeSampler
+from scdd.core import UserError, Vocab
+from scdd.objectives.base import BatchSlice
+from scdd.objectives.options import ElboOptions
+from scdd.objectives.times import (
+    Adaptive,
+    Density,
+    LowDiscrepancy,
+    Power,
+    Times,
+    TimeSampler,
+    Uniform,
+    nelbo_densities,
+)
+from scdd.processes.scdd import SCDD
+from scdd.schedules.base import Schedule
+from scdd.schedules.masked import Masked
+from scdd.schedules.peaked import Peaked
 
 ROWS = 1 << 15
 
@@ -19,19 +33,30 @@ def learnt() -> Adaptive:
     sampler = TimeSampler(density)
     for step in range(40):
         times = sampler.draw(BatchSlice(5, step, 0, 256, 256))
-        sampler.observe(times, 1 / (times.t + 0.01) + 3 * (times.t > 0.7))
-        sampler.update(lambda tensor: None)
+        sampler.density.observe(times, 1 / (times.t + 0.01) + 3 * (times.t > 0.7))
+        sampler.density.update(lambda tensor: None)
     return density
 
 
-DENSITIES = {"uniform": Power, "square": lambda: Power(2.0), "late": lambda: Power(0.8), "adaptive": learnt}
+DENSITIES = {
+    "uniform": LowDiscrepancy,
+    "square": lambda: Power(2.0),
+    "late": lambda: Power(0.8),
+    "adaptive": learnt,
+}
+
+
+def sampler(density: Density, steps: int | None, stratified: bool) -> TimeSampler:
+    """Whether draws are spread evenly is the density's own business, but any of them must do with either."""
+    density.spread_evenly = stratified  # type: ignore[misc]
+    return TimeSampler(density, steps)
 
 
 @pytest.mark.parametrize("stratified", [True, False])
 @pytest.mark.parametrize("steps", [None, 7, 1000])
 @pytest.mark.parametrize("name", DENSITIES)
 def test_the_weighted_mean_is_the_whole_sum(name: str, steps: int | None, stratified: bool) -> None:
-    times = TimeSampler(DENSITIES[name](), steps, stratified).draw(BatchSlice(0, 3, 0, ROWS, ROWS))
+    times = sampler(DENSITIES[name](), steps, stratified).draw(BatchSlice(0, 3, 0, ROWS, ROWS))
     for power in (0.0, 1.0, 3.0):
         values = times.weight * times.t**power
         if steps is None:
@@ -60,7 +85,7 @@ def test_on_the_grid_weights_are_inverse_probabilities_of_all_steps(name: str) -
 
 
 def test_the_paper_s_grid_is_uniform_with_weight_T() -> None:
-    times = TimeSampler(steps=1000, stratified=False).draw(BatchSlice(1, 0, 0, 1 << 16, 1 << 16))
+    times = TimeSampler(Uniform(), 1000).draw(BatchSlice(1, 0, 0, 1 << 16, 1 << 16))
     torch.testing.assert_close(times.weight, torch.full_like(times.weight, 1000.0))
     counts = torch.bincount((times.t * 1000).round().long(), minlength=1001)[1:].double()
     expected = len(times.t) / 1000
@@ -80,14 +105,14 @@ def test_quantile_and_cumulative_are_inverse_and_the_density_is_the_slope(name: 
 
 @pytest.mark.parametrize("stratified", [True, False])
 def test_ranks_and_micro_batches_take_slices_of_one_draw(stratified: bool) -> None:
-    sampler = TimeSampler(Power(2.0), 1000, stratified)
+    times = sampler(Power(2.0), 1000, stratified)
     whole = BatchSlice(9, 17, 0, 24, 24)
-    together = sampler.draw(whole)
-    apart = [sampler.draw(whole.cut(first, count)) for first, count in ((0, 12), (12, 6), (18, 6))]
+    together = times.draw(whole)
+    apart = [times.draw(whole.cut(first, count)) for first, count in ((0, 12), (12, 6), (18, 6))]
     for field in range(3):
-        torch.testing.assert_close(torch.cat([times[field] for times in apart]), together[field])
-    assert not torch.equal(sampler.draw(BatchSlice(9, 18, 0, 24, 24)).t, together.t)
-    assert not torch.equal(sampler.draw(BatchSlice(8, 17, 0, 24, 24)).t, together.t)
+        torch.testing.assert_close(torch.cat([part[field] for part in apart]), together[field])
+    assert not torch.equal(times.draw(BatchSlice(9, 18, 0, 24, 24)).t, together.t)
+    assert not torch.equal(times.draw(BatchSlice(8, 17, 0, 24, 24)).t, together.t)
 
 
 def test_low_discrepancy_fills_every_stratum_also_within_a_slice() -> None:
@@ -103,14 +128,14 @@ def test_density_proportional_to_the_root_of_second_moments_has_the_least_varian
     """A loss like SCDD's, ∝ 1/√t: uniform has infinite variance, t = u² almost none; adaptive finds that by itself."""
     loss = lambda times: times.t.rsqrt()  # noqa: E731
     adaptive = Adaptive(power=1.3)
-    sampler = TimeSampler(adaptive)
+    learning = TimeSampler(adaptive)
     for step in range(300):
-        times = sampler.draw(BatchSlice(0, step, 0, 256, 256))
-        sampler.observe(times, loss(times))
-        sampler.update(lambda tensor: None)
+        times = learning.draw(BatchSlice(0, step, 0, 256, 256))
+        adaptive.observe(times, loss(times))
+        adaptive.update(lambda tensor: None)
     spread = {}
-    for name, density in {"uniform": Power(), "square": Power(2.0), "adaptive": adaptive}.items():
-        times = TimeSampler(density, stratified=False).draw(BatchSlice(1, 0, 0, ROWS, ROWS))
+    for name, density in {"uniform": Uniform(), "square": Power(2.0), "adaptive": adaptive}.items():
+        times = sampler(density, None, stratified=False).draw(BatchSlice(1, 0, 0, ROWS, ROWS))
         values = times.weight * loss(times)
         assert values.mean().item() == pytest.approx(2.0, rel=0.1), name
         spread[name] = values.std().item()
@@ -139,7 +164,7 @@ def test_adaptive_is_the_same_on_any_number_of_ranks_and_after_resuming() -> Non
             rank = Adaptive()
             sampler = TimeSampler(rank)
             times = sampler.draw(each)
-            sampler.observe(times, times.t.rsqrt())
+            sampler.density.observe(times, times.t.rsqrt())
             rank.update(lambda tensor: found.append(tensor.clone()))
         return found
 
@@ -159,4 +184,18 @@ def test_mistakes_are_refused() -> None:
     with pytest.raises(UserError, match="power"):
         Power(0.0)
     with pytest.raises(UserError, match="steps"):
-        TimeSampler(steps=0)
+        ElboOptions(steps=0)
+    with pytest.raises(UserError, match="weighting dynamic"):
+        ElboOptions(weighting="dynamic")
+
+
+@pytest.mark.parametrize(
+    ("schedule", "alone", "mixture"),
+    [(Masked(), 1.0, (1.0, 2.0)), (Peaked(0.2), 2.0, (2.0, 4.0)), (Peaked(0.2, 1.6, 0.625), 2.0, (1.0, 2.0))],
+)
+def test_the_bound_is_looked_at_where_its_variance_is_bounded(
+    schedule: Schedule, alone: float, mixture: tuple[float, float]
+) -> None:
+    densities = nelbo_densities(SCDD(Vocab(9, 8), schedule))
+    assert densities.alone.power == pytest.approx(alone)
+    assert [law.power for law in densities.mixture] == pytest.approx(list(mixture))

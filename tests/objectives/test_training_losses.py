@@ -11,16 +11,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from scdd.core import Levels, UserError, Vocab
-from scdd.models.dit import DiT, DiTConfig
+from scdd.models.dit import DiT
 from scdd.models.heads import QualityHead
+from scdd.models.options import DiTConfig
 from scdd.objectives.ar import ArObjective
-from scdd.objectives.base import Objective
-from scdd.objectives.batch_slice import BatchSlice
+from scdd.objectives.base import BatchSlice, Objective, RatioMeter
 from scdd.objectives.diffusion import DiffusionObjective
 from scdd.objectives.elbo import nelbo, reconstruction
-from scdd.objectives.meter import RatioMeter
+from scdd.objectives.options import ElboOptions, PrismOptions, UniformTimesOptions
 from scdd.objectives.prism import PrismObjective
-from scdd.objectives.times import Adaptive, Power, TimeSampler
+from scdd.objectives.times import Adaptive, LowDiscrepancy, Power
+from scdd.processes.autoregressive import Autoregressive
 from scdd.processes.gidd import GIDD
 from scdd.processes.mdlm import MDLM
 from scdd.processes.scdd import SCDD
@@ -31,6 +32,7 @@ from scdd.schedules.masked import Masked
 from scdd.schedules.peaked import Peaked
 
 VOCAB = Vocab(size=12, mask_id=11)
+CONTINUOUS = ElboOptions(steps=None)
 PROCESSES = {
     "scdd": SCDD(VOCAB, Peaked(0.2)),
     "gidd": GIDD(VOCAB, Peaked(0.2)),
@@ -60,7 +62,7 @@ def test_the_reported_number_is_the_whole_bound(name: str, steps: int | None) ->
     process, net = PROCESSES[name], network()
     x = tokens(1, 3).expand(20_000, 3)
     with torch.no_grad():
-        found = DiffusionObjective(process, TimeSampler(steps=steps)).evaluate(
+        found = DiffusionObjective(process, ElboOptions(steps=steps, times=LowDiscrepancy())).evaluate(
             net, x, None, BatchSlice(0, 0, 0, len(x), len(x))
         )
     nats = found.nats
@@ -95,7 +97,7 @@ def test_the_reported_number_is_right_however_early_noise_sets_in(schedule: Sche
     net = DiT(DiTConfig(depth=1, width=8, heads=2, cond_width=8), VOCAB)  # its head is zero: all tokens alike
     x = tokens(1, 3).expand(8_000, 3)
     with torch.no_grad():
-        found = DiffusionObjective(SCDD(VOCAB, schedule)).evaluate(
+        found = DiffusionObjective(SCDD(VOCAB, schedule), CONTINUOUS).evaluate(
             net, x, None, BatchSlice(0, 0, 0, len(x), len(x))
         )
     each = found.nats / found.tokens
@@ -113,14 +115,14 @@ def test_nothing_is_left_over_at_time_zero(name: str) -> None:
 
 
 @pytest.mark.parametrize("weighting", ["elbo", "dynamic"])
-@pytest.mark.parametrize("density", [Power(), Power(2.0), Adaptive()])
+@pytest.mark.parametrize("density", [LowDiscrepancy(), Power(2.0), Adaptive()])
 def test_any_density_has_the_same_expectation(density: Power | Adaptive, weighting: str) -> None:
     process, net = PROCESSES["scdd"], network()
     x = tokens(1, 3).expand(20_000, 3)
     part = BatchSlice(4, 0, 0, len(x), len(x))
     estimates = []
     for each in (Power(1.5), density):
-        objective = DiffusionObjective(process, TimeSampler(each), weighting)  # type: ignore[arg-type]
+        objective = DiffusionObjective(process, ElboOptions(None, weighting, each))  # type: ignore[arg-type]
         with torch.no_grad():
             nats = objective.loss(net, x, None, part).nats
         estimates.append((float(nats.mean()), float(nats.std()) / len(nats) ** 0.5))
@@ -135,13 +137,13 @@ def quality() -> QualityHead:
 def objectives() -> dict[str, tuple[Objective, DiT]]:
     scdd, mdlm = PROCESSES["scdd"], PROCESSES["mdlm"]
     return {
-        "elbo": (DiffusionObjective(scdd, TimeSampler(Power(2.0), 1000)), network()),
-        "dynamic": (DiffusionObjective(scdd, TimeSampler(), "dynamic"), network()),
-        "adaptive": (DiffusionObjective(scdd, TimeSampler(Adaptive())), network(time=True)),
-        "uniform": (DiffusionObjective(mdlm, TimeSampler(steps=1000, stratified=False)), network()),
-        "ar": (ArObjective(), network(causal=True)),
-        "prism": (PrismObjective(mdlm, quality()), network()),
-        "joint": (PrismObjective(mdlm, quality(), freeze=False), network()),
+        "elbo": (DiffusionObjective(scdd, ElboOptions(times=Power(2.0))), network()),
+        "dynamic": (DiffusionObjective(scdd, ElboOptions(None, "dynamic", LowDiscrepancy())), network()),
+        "adaptive": (DiffusionObjective(scdd, ElboOptions(None, times=Adaptive())), network(time=True)),
+        "uniform": (DiffusionObjective(mdlm, ElboOptions(1000, times=UniformTimesOptions())), network()),
+        "ar": (ArObjective(Autoregressive(VOCAB)), network(causal=True)),
+        "prism": (PrismObjective(mdlm, quality(), PrismOptions()), network()),
+        "joint": (PrismObjective(mdlm, quality(), PrismOptions(freeze=False)), network()),
     }
 
 
@@ -190,7 +192,7 @@ def test_padding_weighs_nothing(name: str) -> None:
 
 def test_autoregression_is_plain_cross_entropy() -> None:
     net, x = network(causal=True), tokens()
-    found = ArObjective().loss(net, x, None, BatchSlice(0, 0, 0, 8, 8))
+    found = ArObjective(Autoregressive(VOCAB)).loss(net, x, None, BatchSlice(0, 0, 0, 8, 8))
     logits = net.logits(x)[:, :-1]
     expected = F.cross_entropy(logits.flatten(0, 1), x[:, 1:].flatten())
     torch.testing.assert_close(found.total, expected)
@@ -203,12 +205,15 @@ def test_autoregression_does_not_predict_across_documents() -> None:
     net, x = network(causal=True), tokens()
     documents = torch.zeros_like(x)
     documents[:, 3:] = 1
-    assert ArObjective().loss(net, x, documents, BatchSlice(0, 0, 0, 8, 8)).tokens.tolist() == [4] * 8
+    assert (
+        ArObjective(Autoregressive(VOCAB)).loss(net, x, documents, BatchSlice(0, 0, 0, 8, 8)).tokens.tolist()
+        == [4] * 8
+    )
 
 
 def test_a_frozen_network_gets_no_gradient_from_prism_and_the_head_does() -> None:
     net, head = network(), quality()
-    PrismObjective(PROCESSES["mdlm"], head).loss(
+    PrismObjective(PROCESSES["mdlm"], head, PrismOptions()).loss(
         net, tokens(64), None, BatchSlice(0, 0, 0, 64, 64)
     ).total.backward()
     assert all(p.grad is None for p in net.parameters())
@@ -226,7 +231,7 @@ def test_prism_learns_how_often_the_network_is_right() -> None:
         net.embedding.weight.zero_()  # the head cannot see which token it judges
     x = torch.where(torch.rand(256, 6, generator=torch.Generator().manual_seed(0)) < 0.25, 4, 2)
     head = quality()
-    objective = PrismObjective(PROCESSES["mdlm"], head)
+    objective = PrismObjective(PROCESSES["mdlm"], head, PrismOptions())
     optimiser = torch.optim.Adam(head.parameters(), lr=0.02)
     for step in range(80):
         optimiser.zero_grad()
@@ -234,11 +239,6 @@ def test_prism_learns_how_often_the_network_is_right() -> None:
         optimiser.step()
     judged = torch.sigmoid(head(net.hidden(x))).mean().item()
     assert judged == pytest.approx(0.25, abs=0.05)
-
-
-def test_dynamic_weighting_needs_continuous_time() -> None:
-    with pytest.raises(UserError, match=r"objective\.steps"):
-        DiffusionObjective(PROCESSES["scdd"], TimeSampler(steps=1000), "dynamic")
 
 
 def test_a_tally_is_the_ratio_and_its_standard_error() -> None:
@@ -270,4 +270,4 @@ def test_a_schedule_that_does_not_start_clean_is_refused() -> None:
             return levels._replace(dgamma=0.95 * levels.dgamma, drho=0.95 * levels.drho)
 
     with pytest.raises(UserError, match="does not start at γ_0 = ρ_0 = 1"):
-        DiffusionObjective(SCDD(Vocab(9, 8), Late()))
+        DiffusionObjective(SCDD(Vocab(9, 8), Late()), CONTINUOUS)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from scdd.core import ElboCoefficients, Head, Vocab
-from scdd.core.head import padded
+from scdd.core.types import padded
 from scdd.processes.base import Process
 from scdd.processes.gidd import GIDD
 from scdd.processes.mdlm import MDLM

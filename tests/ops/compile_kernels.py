@@ -13,8 +13,8 @@ from triton.compiler import ASTSource
 
 from scdd.ops.elbo import triton as elbo
 from scdd.ops.head import triton as head
+from scdd.ops.head import triton_draw as redraw
 from scdd.ops.norm import triton as norm
-from scdd.ops.redraw import triton as redraw
 from scdd.ops.update import triton as update
 
 HOPPER = GPUTarget("cuda", 90, 32)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from scdd.core import ElboCoefficients, Head, UserError
-from scdd.ops import elbo
+from scdd.ops.elbo import elbo
 from scdd.ops.elbo.chunked import closed_form
 from scdd.ops.elbo.reference import Statistics, position_loss
 from tests.ops.cases import IMPLS, PROCESSES, Case, case, problems, rows_of
@@ -96,7 +96,7 @@ def test_chunks_do_not_show(impl: str, device: str, monkeypatch: pytest.MonkeyPa
     problem = case(300, 7, count=12)
     rows = rows_of(PROCESSES["scdd"](problem.vocab), problem, 0.4, None)
     whole = run(problem, rows, impl, device, torch.float32)
-    monkeypatch.setattr("scdd.ops.logits.CHUNK_BYTES", {"cuda": 384 * 4 * 5, "cpu": 384 * 4 * 5})
+    monkeypatch.setattr("scdd.ops.common.CHUNK_BYTES", {"cuda": 384 * 4 * 5, "cpu": 384 * 4 * 5})
     pieces = run(problem, rows, impl, device, torch.float32)
     for a, b in zip(whole, pieces, strict=True):
         assert torch.allclose(a, b, rtol=1e-4, atol=1e-6)

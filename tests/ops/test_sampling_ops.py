@@ -7,8 +7,9 @@ import torch
 from scipy import stats
 
 from scdd.core import Head, UserError
-from scdd.ops import Filters, head_stats, redraw
-from scdd.ops.filters import filtered
+from scdd.ops.common import Filters
+from scdd.ops.head import head_stats, redraw
+from scdd.ops.head.reference import filtered
 from scdd.ops.head.reference import logits as dense_logits
 from tests.ops.cases import IMPLS, case, problems
 

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 
 from scdd.core import CLEAN, UserError, Vocab
+from scdd.processes.autoregressive import Autoregressive
 from scdd.processes.base import Process
 from scdd.processes.dense import kernel_matrix, marginal_matrix, rate_matrix
 from scdd.processes.gidd import GIDD
@@ -169,8 +170,22 @@ def test_matrix_of_the_kernel(process: Process) -> None:
 
 
 def test_mdlm_refuses_uniform_noise() -> None:
-    with pytest.raises(UserError, match=r"MDLM needs ρ ≡ 1 but Peaked.*set process\.schedule\.kind=masked"):
+    with pytest.raises(UserError, match=r"MDLM needs ρ ≡ 1 but Peaked.*use a masked schedule"):
         MDLM(Vocab(5, 4), Peaked(0.2))
+
+
+def test_uniform_noise_is_known_whenever_it_comes() -> None:
+    vocab = Vocab(5, 4)
+    assert MDLM(vocab, Masked()).has_uniform_noise is SCDD(vocab, Peaked(0.0)).has_uniform_noise is False
+    assert SCDD(vocab, Peaked(1e-6)).has_uniform_noise is GIDD(vocab, Peaked(0.2)).has_uniform_noise is True
+
+
+def test_autoregression_says_so() -> None:
+    assert (Autoregressive(Vocab(5, 4)).autoregressive, SCDD(Vocab(5, 4), Masked()).autoregressive) == (
+        True,
+        False,
+    )
+    assert repr(Autoregressive(Vocab(5, 4))).startswith("Autoregressive(")
 
 
 def test_a_process_checks_its_schedule() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -9,12 +12,14 @@ from scipy import stats
 from torch import Tensor
 
 from scdd.core import Head, Vocab
-from scdd.core.head import padded
 from scdd.core.rng import CounterRNG
-from scdd.ops import NO_FILTERS, Filters
+from scdd.core.types import padded
+from scdd.ops.common import NO_FILTERS, Filters
+from scdd.processes.autoregressive import Autoregressive
 from scdd.processes.base import Process
-from scdd.samplers.base import Sampler
-from scdd.samplers.drive import Frame, drive
+from scdd.samplers.base import Model, Sampler
+from scdd.samplers.loop import Frame, TokenRows, sample_loop
+from scdd.samplers.plan import SamplingPlan
 
 Array = NDArray[np.float64]
 
@@ -69,22 +74,36 @@ def table(vocab: Vocab, seed: int = 0, spread: float = 1.2) -> Table:
     return Table(torch.tensor(values), vocab)
 
 
+def walk(
+    model: Model,
+    sampler: Sampler,
+    times: Sequence[float],
+    rows: Tensor | TokenRows,
+    rng: CounterRNG,
+    **plan: Any,
+) -> Iterator[Frame]:
+    """The loop's frames, every one unless `record=False`."""
+    given = rows if isinstance(rows, TokenRows) else TokenRows(rows)
+    return sample_loop(model, SamplingPlan(sampler, tuple(times), **{"record": True, **plan}), given, rng)
+
+
 def one_step(
     denoiser: Table,
-    process: Process | None,
+    process: Process | Autoregressive,
     sampler: Sampler,
     z: Tensor,
     t: float,
     s: float,
     filters: Filters = NO_FILTERS,
+    quality: Callable[[Tensor], Tensor] | None = None,
     seed: int = 0,
 ) -> Frame:
     """A single step t → s from z [B, L], s = 0 meaning the final one."""
     grid = (t, s, 0.0) if s > 0 else (t, 0.0)
-    source = CounterRNG(seed, range(z.shape[0]))
+    rng = CounterRNG(seed, range(z.shape[0]))
     # all rows in one evaluation: x_θ is a table, so batching cannot round it differently
-    frames = drive(denoiser, process, sampler, grid, z, source=source, filters=filters, together=z.shape[0])
-    return next(iter(frames))
+    model = Model(denoiser, process, quality)
+    return next(walk(model, sampler, grid, z, rng, filters=filters, rows_per_forward=z.shape[0]))
 
 
 def assert_frequencies(drawn: Tensor, expected: Array, level: float = 1e-4) -> None:

@@ -12,15 +12,17 @@ from torch import Tensor
 
 from scdd.core import Vocab
 from scdd.core.rng import CounterRNG
-from scdd.ops import Filters
+from scdd.ops.common import Filters
+from scdd.processes.autoregressive import Autoregressive
 from scdd.processes.gidd import GIDD
 from scdd.processes.mdlm import MDLM
 from scdd.processes.scdd import SCDD
 from scdd.samplers.ancestral import Ancestral
 from scdd.samplers.ar import Ar
-from scdd.samplers.drive import drive
+from scdd.samplers.base import Model
 from scdd.samplers.gidd_correct import GiddCorrect
 from scdd.samplers.informed import Informed
+from scdd.samplers.loop import TokenRows
 from scdd.samplers.p2 import P2
 from scdd.samplers.prism import Prism
 from scdd.samplers.remdm import Remdm
@@ -30,7 +32,7 @@ from scdd.schedules.peaked import Peaked
 
 from .. import paper
 from ..laws import at
-from .tables import Array, Table, assert_frequencies, one_step, table
+from .tables import Array, Table, assert_frequencies, one_step, table, walk
 
 VOCAB = Vocab(5, 2)
 MASK, V = VOCAB.mask_id, VOCAB.size
@@ -98,7 +100,7 @@ def test_remdm_conf_remasks_by_the_probability_at_birth() -> None:
     z = torch.full((60_000, 2), MASK)
     source = CounterRNG(0, range(len(z)))
     frames = list(
-        drive(denoiser, MDLM_, Remdm(variant="conf"), (t, r, s, 0.0), z, source=source, together=len(z))
+        walk(Model(denoiser, MDLM_), Remdm("conf"), (t, r, s, 0.0), z, source, rows_per_forward=len(z))
     )
     first, second = frames[0].tokens, frames[1].tokens
     x = denoiser.x_theta()[MASK]
@@ -124,7 +126,7 @@ def test_remdm_loop_stands_still_and_remasks_there_only() -> None:
     z = torch.full((40_000, 1), MASK)
     grid = (*(1 - i / 10 for i in range(10)), 0.0)
     frames = list(
-        drive(denoiser, MDLM_, sampler, grid, z, source=CounterRNG(0, range(len(z))), together=len(z))
+        walk(Model(denoiser, MDLM_), sampler, grid, z, CounterRNG(0, range(len(z))), rows_per_forward=len(z))
     )
     times = [frame.t for frame in frames] + [0.0]
     alphas = [
@@ -172,8 +174,8 @@ def test_prism(t: float, s: float) -> None:
     """Quality by id: the lowest round(σ·n) of the n visible tokens are remasked, masks filled to match."""
     denoiser, quality = table(VOCAB), torch.tensor([0.3, -1.0, 9.0, 0.1, 2.0])
     z = torch.arange(V).repeat(5).expand(6_000, 5 * V).contiguous()  # 20 visible tokens a row
-    sampler = Prism(quality=lambda hidden: (hidden * quality).sum(-1), remask=0.3)
-    frame = one_step(denoiser, MDLM_, sampler, z, t, s)
+    head = lambda hidden: (hidden * quality).sum(-1)  # noqa: E731
+    frame = one_step(denoiser, MDLM_, Prism(remask=0.3), z, t, s, quality=head)
     sigma = min(0.3, s / (1 - t))
     count = math.floor(sigma * 20 + 0.5)
     worst = sorted((p for p in range(5 * V) if p % V != MASK), key=lambda p: (float(quality[p % V]), p))[
@@ -237,9 +239,16 @@ def test_gidd_correct() -> None:
     """A round: proposals at temperature τ; of those that differ, the likeliest one is taken."""
     process, denoiser, tau = PROCESSES["GIDD"], table(VOCAB), 0.8
     z = torch.tensor([0, 4]).expand(DRAWS, 2).contiguous()
-    sampler = GiddCorrect(rounds=1, temperature=tau)
+    sampler = GiddCorrect(corrections=1, temperature=tau)
     frozen_walk = list(
-        drive(denoiser, process, sampler, (1e-9, 0.0), z, source=CounterRNG(3, range(DRAWS)), together=DRAWS)
+        walk(
+            Model(denoiser, process),
+            sampler,
+            (1e-9, 0.0),
+            z,
+            CounterRNG(3, range(DRAWS)),
+            rows_per_forward=DRAWS,
+        )
     )
     before, after = frozen_walk[0].tokens, frozen_walk[1].tokens
     x = denoiser.x_theta(Filters(temperature=tau))
@@ -278,17 +287,8 @@ def test_ar() -> None:
     network = Bigrams(known.head.weight[:V].T, VOCAB)
     z = torch.full((4, 2_500), MASK)
     z[:, 0] = torch.tensor(ORDINARY)
-    (frame,) = drive(
-        network,
-        None,
-        Ar(),
-        (1.0, 0.0),
-        z,
-        source=CounterRNG(0, range(4)),
-        frozen=z != MASK,
-        filters=filters,
-        record=False,
-    )
+    model, rows = Model(network, Autoregressive(VOCAB)), TokenRows(z, frozen=z != MASK)
+    (frame,) = walk(model, Ar(), (1.0, 0.0), rows, CounterRNG(0, range(4)), filters=filters, record=False)
     before, after = frame.tokens[:, :-1], frame.tokens[:, 1:]
     for token in ORDINARY:
         assert_frequencies(after[before == token], known.x_theta(filters)[token])

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from scdd.core import Head, Vocab
-from scdd.core.head import padded
-from scdd.ops import top
+from scdd.core.types import padded
+from scdd.ops.head import top
 from scdd.ops.head.reference import logits
 
 

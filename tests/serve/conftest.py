@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from scdd.lm import LM, load
+from scdd.lm.loading import load
+from scdd.lm.model import LM
 from tests import tiny
 from tests.serve.client import Client
 

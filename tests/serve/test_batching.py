@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from scdd.lm import LM
+from scdd.lm.model import LM
 from tests.serve.conftest import Serving
 
 CLIENTS = 64
@@ -87,9 +87,9 @@ def test_jobs_that_differ_do_not(serving: Serving, other: dict[str, Any]) -> Non
 
 
 def test_a_fixed_group_gives_the_same_text_in_any_company(serving: Serving) -> None:
-    """`together`, as on a GPU: evaluations are filled up, and a text alone is a text in a crowd."""
+    """`rows_per_forward`, as on a GPU: evaluations are filled up, and a text alone is a text in a crowd."""
     with (
-        serving({"workers": 1, "batch": 8, "together": 4, "window": 0.02}) as client,
+        serving({"workers": 1, "batch": 8, "rows_per_forward": 4, "window": 0.02}) as client,
         ThreadPoolExecutor(8) as pool,
     ):
         bodies = [{"length": 30, "steps": 6, "seed": i} for i in range(7)]
@@ -119,7 +119,7 @@ def test_a_batch_that_fails_is_repeated_one_by_one_and_nobody_notices(serving: S
     bodies = [{"task": "generate", "length": 70, "steps": 4, "seed": i, "stop": False} for i in range(2)]
     flaky.network = Flaky(lm.network, 14)  # type: ignore[assignment]
     with (
-        serving({"workers": 1, "batch": 2, "window": 5.0, "together": 1}, model=flaky) as client,
+        serving({"workers": 1, "batch": 2, "window": 5.0, "rows_per_forward": 1}, model=flaky) as client,
         ThreadPoolExecutor(2) as pool,
     ):
         found = list(pool.map(lambda body: list(client.events("/v1/denoise", body)), bodies))
@@ -135,7 +135,7 @@ def test_a_batch_that_fails_is_repeated_one_by_one_and_nobody_notices(serving: S
 
 
 def test_an_autoregressive_model_is_served_too(serving: Serving, tmp_path: Any) -> None:
-    from scdd.lm import load
+    from scdd.lm.loading import load
     from tests import tiny
 
     folder = tiny.checkpoint(

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from scdd.lm import LM
+from scdd.lm.model import LM
 from tests.serve.client import Client
 from tests.serve.conftest import Serving
 

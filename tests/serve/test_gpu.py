@@ -23,8 +23,8 @@ def test_rows_of_a_group_are_the_same_alone(compiled: bool) -> None:
     sharing = Sharing(lm, 64)
     group = sharing.size(1, 60)
     assert group == sharing.size(20, 60)
-    settings = lm.start(20, seed=3, together=group, batch_size=20, **how).settings
+    plan = lm.plan(seed=3, rows_per_forward=group, batch_size=20, **how)
     row = continued(lm.tokenizer, "", "", 60)
-    together = Run(lm.engine, [row] * 20, settings).results
+    together = Run(lm.engine, [row] * 20, plan).results
     for i in (0, 7, 19):  # alone it is the group's first row, there its i-th
-        assert Run(lm.engine, [row], settings, first=i).results[0].tokens == together[i].tokens
+        assert Run(lm.engine, [row], plan, first=i).results[0].tokens == together[i].tokens

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from scdd.core.rng import CounterRNG, uniforms
-from scdd.lm import LM, Run
+from scdd.lm.model import LM
+from scdd.lm.run import Run
 
 
 def test_seeds_of_their_own_give_the_numbers_of_their_own() -> None:
@@ -16,14 +17,14 @@ def test_seeds_of_their_own_give_the_numbers_of_their_own() -> None:
 
 def test_joined_runs_write_what_they_write_apart(lm: LM) -> None:
     asked = [
-        {"num": 2, "prompt": "The river", "seed": 1},
-        {"num": 1, "prompt": "", "seed": 2},
-        {"num": 2, "prompt": "The fox", "suffix": "dog.", "seed": 1, "stop": True},
+        ({"num": 2, "prompt": "The river", "length": 60}, 1),
+        ({"num": 1, "prompt": "", "length": 60}, 2),
+        ({"num": 2, "prompt": "The fox", "suffix": "dog.", "length": 60}, 1),
     ]
-    how = {"length": 60, "steps": 4, "record": True}
-    runs = [lm.start(**each, **how) for each in asked]  # type: ignore[arg-type]
+    how = {"steps": 4, "record": True, "stop": True}
+    runs = [lm.start(**each, plan=lm.plan(seed=seed, **how)) for each, seed in asked]
     joined = Run.joined(runs).results
-    apart = [sample for each in asked for sample in lm.generate(**each, **how)]  # type: ignore[arg-type]
+    apart = [sample for each, seed in asked for sample in lm.generate(**each, seed=seed, **how)]
     assert [s.json() for s in joined] == [s.json() for s in apart]
     for one, other in zip(joined, apart, strict=True):
         assert one.trajectory is not None
@@ -33,7 +34,7 @@ def test_joined_runs_write_what_they_write_apart(lm: LM) -> None:
 
 
 def test_places_say_whose_row_a_frame_shows(lm: LM) -> None:
-    runs = [lm.start(2, length=50, seed=s, steps=3) for s in (1, 2)]
+    runs = [lm.start(2, length=50, plan=lm.plan(seed=s, steps=3)) for s in (1, 2)]
     joined = Run.joined(runs)
     last = {}
     for progress in joined:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from scdd.lm import LM
+from scdd.lm.model import LM
 from tests.serve.client import Client
 from tests.serve.conftest import Serving
 
@@ -134,7 +134,7 @@ def test_logprobs_of_several_windows_are_those_of_the_windows(api: Any, lm: LM) 
 @pytest.mark.parametrize("text", ["The fox", "naïve 漢字 fox 🦊", "🦊🦊"])
 def test_logprobs_count_characters_not_bytes(lm: LM, text: str) -> None:
     """A character of several tokens is one character, and the tokens after it are not lost."""
-    from scdd.lm import Sample
+    from scdd.lm.results import Sample
     from scdd.serve.completion import Cutter, choice
 
     tokens = tuple(lm.tokenizer.encode(text))

@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, urlparse
 
 import pytest
 
-from scdd.lm import LM
+from scdd.lm.model import LM
 from tests.serve.client import Client
 from tests.serve.conftest import Serving
 
@@ -187,11 +187,12 @@ def test_remasking_has_a_colour_of_its_own(page: Any) -> None:
 
 def test_pickers_come_from_the_recipes_schema(page: Any, site: Client) -> None:
     schema = site.get("/v1/settings").json["recipe_schema"]["$defs"]
-    kinds = list(schema["Sampling"]["properties"]["sampler"]["discriminator"]["mapping"])
+    kinds = list(schema["SamplingOptions"]["properties"]["sampler"]["discriminator"]["mapping"])
     assert sorted(page.locator("#sampler option").all_text_contents()) == sorted(kinds)
     assert page.locator("#grid option").all_text_contents() == schema["Grid"]["properties"]["kind"]["enum"]
     assert (
-        page.locator("#final option").all_text_contents() == schema["Sampling"]["properties"]["final"]["enum"]
+        page.locator("#final option").all_text_contents()
+        == schema["SamplingOptions"]["properties"]["final"]["enum"]
     )
     page.select_option("#sampler", "gidd-correct")
     assert page.locator("#sampler-corrections").input_value() == "64"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from scdd.lm import LM
+from scdd.lm.model import LM
 from tests.serve.client import Client
 from tests.serve.conftest import Serving
 
@@ -226,7 +226,9 @@ def test_unknown_places_answer_in_the_same_shape(client: Client) -> None:
 def test_settings_hold_the_recipes_schema(client: Client) -> None:
     found = client.get("/v1/settings").json
     assert (found["model"], found["room"], found["sampling"]["steps"]) == ("tiny", 38, 6)
-    kinds = found["recipe_schema"]["$defs"]["Sampling"]["properties"]["sampler"]["discriminator"]["mapping"]
+    kinds = found["recipe_schema"]["$defs"]["SamplingOptions"]["properties"]["sampler"]["discriminator"][
+        "mapping"
+    ]
     assert {"ancestral", "remdm", "p2"} <= set(kinds)
     assert "remdm" in found["refusals"]
     assert "ancestral" not in found["refusals"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scdd.lm import LM
+from scdd.lm.model import LM
 
 pytest.importorskip("fastapi", reason="needs fastapi: pip install 'scdd[serve]'")
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from scdd.lm import LM
+from scdd.lm.model import LM
 from scdd.models.dit import DiT
 from tests.serve.conftest import Serving
 
@@ -45,7 +45,7 @@ class Partial(Fickle):
 
 def fickle(lm: LM, kind: type[Fickle] = Fickle, *args: int) -> LM:
     network: Any = kind(lm.network, *args)
-    return LM(network, lm.process, lm.tokenizer, lm.context, lm.sampling, name="fickle")
+    return LM(network, lm.process, lm.tokenizer, lm.context, sampling=lm.sampling, name="fickle")
 
 
 def test_sizes(lm: LM) -> None:

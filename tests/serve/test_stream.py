@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from scdd.lm import LM
+from scdd.lm.model import LM
 from tests.serve.client import Client
 from tests.serve.conftest import Serving
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from scdd.assemble import training as build
-from scdd.recipe import load
+from scdd.recipe.load import load
 from scdd.training.exact import same_bits
 from scdd.training.parallel import World
 

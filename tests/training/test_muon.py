@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from scdd.core import Vocab
-from scdd.models.dit import SIZES, DiT
-from scdd.models.ema import EMA
+from scdd.models.dit import DiT
+from scdd.models.options import SIZES
 from scdd.training.muon import orthogonal
-from scdd.training.optim import Optim, Optimiser
+from scdd.training.optim import MovingAverage, Optimiser
+from scdd.training.options import OptimiserOptions
 
 
 def test_all_singular_values_come_near_one_and_the_directions_stay() -> None:
@@ -35,16 +38,13 @@ def test_one_step_moves_matrices_by_the_orthogonal_of_their_gradient_and_the_res
     for p, q in zip(network.parameters(), beside.parameters(), strict=True):
         p.grad = torch.randn(p.shape, generator=generator) * 1e-3
         q.grad = p.grad.clone()
-    settings = Optim(steps=10, warmup=0, peak=1e-3, muon=0.02, clip=None)
+    plain = OptimiserOptions(steps=10, warmup_steps=0, learning_rate=1e-3, clip=None)
     before = {name: p.detach().clone() for name, p in network.named_parameters()}
     gradients = {name: p.grad.clone() for name, p in network.named_parameters() if p.grad is not None}
-    muon, adamw = (
-        Optimiser(network.named_parameters(), settings),
-        Optimiser(beside.named_parameters(), Optim(steps=10, warmup=0, peak=1e-3, clip=None)),
-    )
-    ema = EMA(network, 0.5)
-    muon.step(0, ema)
-    adamw.step(0)
+    muon = Optimiser(network.named_parameters(), replace(plain, muon=0.02), network.hidden_matrices())
+    average = MovingAverage(network, 0.5)
+    muon.update_and_average(0, average)
+    Optimiser(beside.named_parameters(), plain, beside.hidden_matrices()).update_and_average(0)
     own = dict(beside.named_parameters())
     moved = set(muon.muon.matrices)
     assert len(moved) == 4 * 4
@@ -60,7 +60,7 @@ def test_one_step_moves_matrices_by_the_orthogonal_of_their_gradient_and_the_res
         )
     for name, p in network.named_parameters():  # 1 − d = 1 − 2/11 at the first update, as 2/11 < 0.5
         expected = before[name] + (1 - 2 / 11) * (p.detach() - before[name])
-        torch.testing.assert_close(ema.shadow[name], expected, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(average.shadow[name], expected, atol=1e-6, rtol=1e-5)
 
 
 def test_every_matrix_of_a_shape_is_updated_on_its_own() -> None:

@@ -12,11 +12,11 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from scdd.assemble import training as build
-from scdd.objectives.batch_slice import BatchSlice
 from scdd.objectives.diffusion import DiffusionObjective
-from scdd.recipe import load
+from scdd.recipe.load import load
 from scdd.training.log import Lines, Log, Terminal, describe
-from scdd.training.optim import Optim, Optimiser
+from scdd.training.optim import Optimiser
+from scdd.training.options import OptimiserOptions
 from scdd.training.parallel import World
 
 WAITING = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "unique")
@@ -56,10 +56,7 @@ def test_a_step_never_waits_for_the_device(aim: str, recipe_file: Path, tmp_path
     trainer.advance(next(batches))
     batch = next(batches)
     with Asked() as asked:
-        loss = trainer.parallel(batch.tokens, batch.documents, BatchSlice(0, 1, 0, 8, 8))
-        trainer.tally.add(loss.nats, loss.tokens)
-        trainer.objective.end_step(trainer.world.reduce)
-        trainer.optimiser.step(1, trainer.ema)
+        trainer.advance(batch)
     assert asked.found == []
     with Asked() as asked:
         trainer.require_finite()
@@ -74,21 +71,25 @@ def test_bfloat16_is_for_activations_only(recipe_file: Path, tmp_path: Path) -> 
     block = trainer.module.network.blocks[0]  # type: ignore[union-attr, index]
     block.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].dtype))
     trainer.advance(next(iter(trainer.loader)))
-    assert trainer.ema is not None
-    held = [*trainer.module.parameters(), *trainer.optimiser.state().values(), *trainer.ema.shadow.values()]
+    assert trainer.average is not None
+    held = [
+        *trainer.module.parameters(),
+        *trainer.optimiser.state().values(),
+        *trainer.average.shadow.values(),
+    ]
     assert {tensor.dtype for tensor in held} == {torch.float32}
     assert torch.bfloat16 in seen, "or nothing was tested"
 
 
 def test_the_learning_rate_rises_linearly_and_falls_as_a_cosine_to_a_tenth() -> None:
-    paper = Optim(steps=100_000)
-    assert paper.learning_rate(0) == 1e-6
-    assert paper.learning_rate(5_000) == pytest.approx((1e-6 + 5e-4) / 2, rel=1e-3)
-    assert paper.learning_rate(10_000) == pytest.approx(5e-4)
-    assert paper.learning_rate(55_000) == pytest.approx((5e-4 + 5e-5) / 2)
-    assert paper.learning_rate(100_000) == pytest.approx(5e-5)
-    assert paper.learning_rate(200_000) == pytest.approx(5e-5)
-    assert Optim(steps=5, warmup=0).learning_rate(0) == 5e-4
+    paper = Optimiser([], OptimiserOptions(steps=100_000))
+    assert paper.learning_rate_at(0) == 1e-6
+    assert paper.learning_rate_at(5_000) == pytest.approx((1e-6 + 5e-4) / 2, rel=1e-3)
+    assert paper.learning_rate_at(10_000) == pytest.approx(5e-4)
+    assert paper.learning_rate_at(55_000) == pytest.approx((5e-4 + 5e-5) / 2)
+    assert paper.learning_rate_at(100_000) == pytest.approx(5e-5)
+    assert paper.learning_rate_at(200_000) == pytest.approx(5e-5)
+    assert Optimiser([], OptimiserOptions(steps=5, warmup_steps=0)).learning_rate_at(0) == 5e-4
 
 
 def test_an_update_is_adamw_with_clipping_and_decay_on_everything() -> None:
@@ -97,10 +98,10 @@ def test_an_update_is_adamw_with_clipping_and_decay_on_everything() -> None:
     with torch.no_grad():
         module.weight.fill_(2.0)
         module.bias.fill_(-1.0)
-    settings = Optim(steps=10, warmup=0, peak=0.1)
-    adamw = Optimiser(module.named_parameters(), settings)
+    options = OptimiserOptions(steps=10, warmup_steps=0, learning_rate=0.1)
+    adamw = Optimiser(module.named_parameters(), options)
     module.weight.grad, module.bias.grad = torch.full((1, 1), 3.0), torch.full((1,), -4.0)
-    norm = adamw.step(0)
+    norm = adamw.update_and_average(0)
     assert float(norm) == pytest.approx(5.0)
     for p, before, gradient in ((module.weight, 2.0, 0.6), (module.bias, -1.0, -0.8)):
         moved = 0.1 * gradient / (math.sqrt(gradient**2) + 1e-9)

@@ -11,12 +11,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from scdd import bundle
 from scdd.assemble import training as build
+from scdd.bundle import folder as bundle
 from scdd.cli.main import main
+from scdd.core.errors import UserError
 from scdd.data.prepare import Preparation
 from scdd.data.prepare import prepare as run_preparation
-from scdd.recipe import load
+from scdd.lm.training import train as run_training
+from scdd.recipe.load import load
 from scdd.training.parallel import World
 
 from .conftest import curve, weights
@@ -64,6 +66,7 @@ SYSTEMS = {
     "bf16": ("training.precision=bf16",),
     "raw": ("training.ema=0.0",),
     "joint": (*MDLM, "objective={kind: prism, freeze: false}"),
+    "joint-bf16": (*MDLM, "objective={kind: prism, freeze: false}", "training.precision=bf16"),
 }
 
 
@@ -155,7 +158,7 @@ def test_recipe_mistakes_are_named(
     assert "training.stepz" in refused(capsys, train(recipe_file, tmp_path / "a", "training.stepz=3"))
     assert "no such recipe" in refused(capsys, train(Path("wiki-tinny"), tmp_path / "a"))
     dynamic = "objective={kind: elbo, steps: 100, weighting: dynamic}"
-    assert "objective.steps" in refused(capsys, train(recipe_file, tmp_path / "a", dynamic))
+    assert "set steps to null" in refused(capsys, train(recipe_file, tmp_path / "a", dynamic))
     assert not (tmp_path / "a" / "checkpoints").exists()
 
 
@@ -332,7 +335,7 @@ def test_tensorboard_and_jsonl_hold_the_curves(recipe_file: Path, tmp_path: Path
     }
 
 
-@pytest.mark.parametrize("name", ["scdd", "ar"])
+@pytest.mark.parametrize("name", ["scdd", "ar", "bf16"])
 def test_samples_are_logged_and_change_nothing(
     name: str, recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -342,3 +345,22 @@ def test_samples_are_logged_and_change_nothing(
     assert train(recipe_file, tmp_path / "plain", *short) == 0
     watched, plain = (weights(tmp_path / run) for run in ("watched", "plain"))
     assert all(torch.equal(watched[key], plain[key]) for key in plain)
+
+
+def test_from_python_it_is_the_command(
+    recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same bits and metrics, resumed by a recipe at hand; silent if asked to be."""
+    assert train(recipe_file, tmp_path / "command", "training.steps=6") == 0
+    capsys.readouterr()
+    python = tmp_path / "python"
+    half = run_training(recipe_file, python, overrides=["training.steps=3"], device="cpu", progress=False)
+    assert (half.reason, half.step, half.checkpoint) == ("finished", 3, newest(python))
+    spec = load(recipe_file, ["training.steps=6"])
+    assert run_training(spec, python, device="cpu", progress=False).step == 6
+    assert capsys.readouterr().out == ""
+    assert [line for line in curve(python) if line["step"] == 6] == curve(tmp_path / "command")[-2:]
+    with pytest.raises(UserError, match=r"differs in seed \(3 → 4\).*another folder"):
+        run_training(spec, python, overrides=["seed=4"])
+    with pytest.raises(UserError, match=r"^device gpu is not known"):
+        run_training(spec, tmp_path / "other", device="gpu")

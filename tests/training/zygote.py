@@ -24,6 +24,7 @@ PRELOADED = (
     "torch.distributed.fsdp",
     "scdd.assemble.training",
     "scdd.cli.train",
+    "scdd.lm.training",
 )
 
 

@@ -1,1 +1,1 @@
-"""From a recipe to the things it names: `model` for whoever samples, `training` for whoever trains."""
+"""From a recipe to a training run."""

@@ -10,12 +10,13 @@ from typing import Any
 import safetensors
 from safetensors.torch import load_file
 
-from scdd.bundle.folder import TOKENIZER, write
+from scdd.bundle.folder import TOKENIZER, Identity, write
 from scdd.bundle.layouts import Loadable, from_gidd, from_reference, with_averages
 from scdd.bundle.unpickle import StoredTensor, find, read_checkpoint
 from scdd.core.errors import UserError
-from scdd.core.vocab import Vocab
-from scdd.models.dit import SIZES, DiT, DiTConfig
+from scdd.core.types import Vocab
+from scdd.models.dit import DiT
+from scdd.models.options import SIZES, DiTConfig
 
 CANDIDATES = ("model.safetensors", "model.pt", "pytorch_model.bin", "last.ckpt", "checkpoints/last.ckpt")
 
@@ -42,16 +43,15 @@ def convert(
     model, step = load(
         file, vocab=vocab or _vocab(tokenizer), heads=heads, time_conditioning=time_conditioning, ema=ema
     )
-    return write(
-        out,
+    identity = Identity(
         recipe=recipe if recipe is not None else recipe_text(model.config),
-        weights=model.state_dict(),
         vocab=model.vocab,
         tokenizer=tokenizer,
-        step=step,
         network=asdict(model.config),
         extra={"converted_from": file.name},
+        step=step,
     )
+    return write(out, identity, model.state_dict())
 
 
 def load(

@@ -10,7 +10,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,35 +20,48 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from scdd import __version__
-from scdd.bundle.packed import KINDS, pack, unpack
-from scdd.core.errors import UserError
-from scdd.core.vocab import Vocab
+from scdd.core.errors import UserError, reason
+from scdd.core.types import Vocab
 
 SCHEMA = 1
+FOREIGN = "process"  # where `extra` notes a process that the recipe cannot name
+KINDS = ("float32", "bfloat16", "int8")
+SCALE = ":scale8"  # ends a scale's name; no attribute of a module can be spelled with a colon
 RECIPE, META, WEIGHTS, TOKENIZER = "recipe.yaml", "meta.json", "model.safetensors", "tokenizer.json"
 FILES = (RECIPE, META, WEIGHTS, TOKENIZER)
 CARD = "README.md"  # a model card: for people and the Hub, never needed to load
+CHECKPOINTS = "checkpoints"  # of a run: checkpoints/step-00005000, …
 CURE = "take the folder again from where it came, or use an older checkpoint"
+_STEP = re.compile(r"step-\d+")
 
 
-@dataclass(frozen=True)
-class Bundle:
-    """What a checkpoint folder holds. `weights` has the names of the network's `state_dict`."""
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """What a checkpoint says of itself beside its weights; `recipe` and `tokenizer` are the files' texts."""
 
-    folder: Path
     recipe: str
     vocab: Vocab
-    vocab_hash: str
-    weights: dict[str, Tensor]
     tokenizer: str | None = None
+    network: Mapping[str, Any] | None = None  # its config as plain data, for a foreign recipe
+    extra: Mapping[str, Any] = field(default_factory=dict)  # what the recipe cannot say
     step: int = 0
     tokens: int = 0
-    network: dict[str, Any] | None = (
-        None  # the network's config as plain data, for a bundle with a foreign recipe
-    )
+
+    @property
+    def vocab_hash(self) -> str:
+        """SHA-256 of the ids' meaning: V, the mask's id and the tokenizer, whose formatting does not count."""
+        canonical = json.dumps(json.loads(self.tokenizer), sort_keys=True) if self.tokenizer else ""
+        return hashlib.sha256(f"{self.vocab.size} {self.vocab.mask_id}\n{canonical}".encode()).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bundle(Identity):
+    """A checkpoint folder that was read. `weights` has the names of the network's `state_dict`."""
+
+    folder: Path
+    weights: dict[str, Tensor]
     kind: str = "float32"  # how the file stores the weights, which here are unpacked
-    versions: dict[str, str] = field(default_factory=dict)
-    extra: dict[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
 
     def check(self, vocab: Vocab, tokenizer: str | None = None) -> None:
         """Refuse to go on with another vocabulary than this model was trained with."""
@@ -57,45 +70,35 @@ class Bundle:
                 f"{self.folder} was trained with {self.vocab.size} ids and mask {self.vocab.mask_id}, not with "
                 f"{vocab.size} and {vocab.mask_id}: use the tokenizer that lies beside the model."
             )
-        if tokenizer is not None and vocabulary_hash(vocab, tokenizer) != self.vocab_hash:
+        if tokenizer is not None and replace(self, tokenizer=tokenizer).vocab_hash != self.vocab_hash:
             raise UserError(
                 f"{self.folder} was trained with another tokenizer of the same size: use its own {TOKENIZER}."
             )
 
 
-def vocabulary_hash(vocab: Vocab, tokenizer: str | None) -> str:
-    """SHA-256 of the ids' meaning: V, the mask's id and the tokenizer, whose formatting does not count."""
-    canonical = json.dumps(json.loads(tokenizer), sort_keys=True) if tokenizer else ""
-    return hashlib.sha256(f"{vocab.size} {vocab.mask_id}\n{canonical}".encode()).hexdigest()
-
-
 def write(
     folder: str | Path,
-    *,
-    recipe: str,
+    identity: Identity,
     weights: Mapping[str, Tensor],
-    vocab: Vocab,
-    tokenizer: str | None = None,
-    step: int = 0,
-    tokens: int = 0,
-    network: Mapping[str, Any] | None = None,
-    extra: Mapping[str, Any] | None = None,
-    more: Callable[[Path], None] | None = None,
+    *,
     kind: str = "float32",
+    more: Callable[[Path], None] | None = None,
 ) -> Path:
     """Write a bundle; an older one of that name stays loadable until the new one is complete.
 
-    `recipe` and `tokenizer` are the files' texts. `more` is called with the temporary folder before anything is
-    renamed, to put further files (`resume/`) under the same guarantee. `kind` is how the weights are stored: as they
-    are, or rounded to "bfloat16" or "int8" (`packed.pack`).
+    `kind` is how the weights are stored: as they are, or rounded to "bfloat16" or "int8" (`packed.pack`). `more` is
+    called with the temporary folder before anything is renamed, to put further files (`resume/`) under the same
+    guarantee.
     """
+    from scdd.bundle.packed import pack
+
     stored = pack(weights, kind)
     with staged(folder) as temporary:
         save_file({k: v.detach().cpu().contiguous().clone() for k, v in stored.items()}, temporary / WEIGHTS)
-        (temporary / RECIPE).write_text(recipe, encoding="utf-8")
+        (temporary / RECIPE).write_text(identity.recipe, encoding="utf-8")
         shutil.copymode(temporary / RECIPE, temporary / WEIGHTS)  # safetensors leaves it to the owner alone
-        if tokenizer is not None:
-            (temporary / TOKENIZER).write_text(tokenizer, encoding="utf-8")
+        if identity.tokenizer is not None:
+            (temporary / TOKENIZER).write_text(identity.tokenizer, encoding="utf-8")
         meta = {
             "schema": SCHEMA,
             "versions": {
@@ -103,13 +106,13 @@ def write(
                 "torch": torch.__version__,
                 "python": platform.python_version(),
             },
-            "vocab": {**asdict(vocab), "hash": vocabulary_hash(vocab, tokenizer)},
-            "step": step,
-            "tokens": tokens,
+            "vocab": {**asdict(identity.vocab), "hash": identity.vocab_hash},
+            "step": identity.step,
+            "tokens": identity.tokens,
             "weights": kind,
             "weights_sha256": _digest(temporary / WEIGHTS),
-            "network": None if network is None else dict(network),
-            "extra": dict(extra or {}),
+            "network": identity.network,
+            "extra": identity.extra,
         }
         (temporary / META).write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
         if more is not None:
@@ -145,12 +148,23 @@ def staged(folder: str | Path) -> Iterator[Path]:
     shutil.rmtree(previous, ignore_errors=True)
 
 
+def checkpoints(run: str | Path) -> list[Path]:
+    """The complete checkpoints of a run, oldest first."""
+    folders = Path(run, CHECKPOINTS).glob("step-*")
+    complete = [each for each in folders if _STEP.fullmatch(each.name) and (each / META).is_file()]
+    return sorted(complete, key=lambda each: int(each.name.removeprefix("step-")))
+
+
+def newest_checkpoint(run: str | Path) -> Path | None:
+    """The newest complete checkpoint of a run; None where there is none."""
+    return next(reversed(checkpoints(run)), None)
+
+
 def locate(folder: str | Path) -> Path | None:
     """Where the newest complete bundle of that name lies; None when there is none. A run's is its last checkpoint."""
     target = Path(os.path.abspath(folder))
-    checkpoints = sorted(target.glob("checkpoints/step-*"))
-    if checkpoints and not (target / META).exists():
-        return checkpoints[-1]
+    if not (target / META).exists() and (newest := newest_checkpoint(target)) is not None:
+        return newest
     return next((each for each in (target, _sibling(target, "previous")) if each.is_dir()), None)
 
 
@@ -172,27 +186,25 @@ def read(source: str | Path, *, device: str | torch.device = "cpu", verify: bool
         raise UserError(f"{folder / WEIGHTS} is damaged ({error}): {CURE}.") from error
     tokenizer = _text(folder, TOKENIZER) if (folder / TOKENIZER).exists() else None
     try:
-        vocab = Vocab(meta["vocab"]["size"], meta["vocab"]["mask_id"])
         bundle = Bundle(
             folder=folder,
             recipe=_text(folder, RECIPE),
-            vocab=vocab,
-            vocab_hash=meta["vocab"]["hash"],
-            weights=weights,
+            vocab=Vocab(meta["vocab"]["size"], meta["vocab"]["mask_id"]),
             tokenizer=tokenizer,
+            network=meta["network"],
+            extra=meta["extra"],
             step=meta["step"],
             tokens=meta["tokens"],
-            network=meta["network"],
+            weights=weights,
             kind=kind,
             versions=meta["versions"],
-            extra=meta["extra"],
         )
-        found = vocabulary_hash(vocab, tokenizer)
+        same = bundle.vocab_hash == meta["vocab"]["hash"]
     except (KeyError, TypeError) as error:
         raise UserError(f"{folder / META} is damaged (no {error}): {CURE}.") from error
     except json.JSONDecodeError as error:
         raise UserError(f"{folder / TOKENIZER} is damaged ({error}): {CURE}.") from error
-    if found != bundle.vocab_hash:
+    if not same:
         raise UserError(f"{folder / TOKENIZER} is missing or not the one the model was trained with: {CURE}.")
     return bundle
 
@@ -209,6 +221,22 @@ def _meta(folder: Path) -> dict[str, Any]:
             f"{folder} has format {meta['schema']} and this version of scdd reads up to {SCHEMA}: upgrade scdd."
         )
     return meta
+
+
+def unpack(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What `pack` was given, rounded, in float32 and under its own names; ValueError where a part is missing."""
+    weights: dict[str, Tensor] = {}
+    for name, stored in tensors.items():
+        if stored.dtype == torch.int8:
+            scale = tensors.get(name + SCALE)
+            if stored.dim() != 2 or scale is None or scale.shape != stored.shape[:1]:
+                raise ValueError(f"{name} has no scale for each of its rows")
+            weights[name] = stored.float().mul_(scale[:, None])
+        elif not name.endswith(SCALE):
+            weights[name] = stored.float() if stored.is_floating_point() else stored
+        elif name.removesuffix(SCALE) not in tensors:
+            raise ValueError(f"{name} belongs to no weight")
+    return weights
 
 
 def _kind(folder: Path, meta: dict[str, Any]) -> str:
@@ -246,12 +274,10 @@ def _download(source: str) -> Path:
     try:
         patterns = [*FILES, CARD]
         return Path(snapshot_download(match[1], revision=match[2], allow_patterns=patterns))
-    except (
-        Exception
-    ) as error:  # network, authorisation, an unknown name: whatever the cause, the cure is the same
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    # Network, authorisation, an unknown name: whatever the cause, the cure is the same.
+    except Exception as error:
         raise UserError(
-            f'"{source}" is no checkpoint folder here, and the Hugging Face Hub did not give it ({reason}): '
+            f'"{source}" is no checkpoint folder here, and the Hugging Face Hub did not give it ({reason(error)}): '
             "check the name and the connection."
         ) from error
 

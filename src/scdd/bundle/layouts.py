@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from scdd.core.errors import UserError
-from scdd.core.head import padded
-from scdd.core.vocab import Vocab
-from scdd.models.dit import DiT, DiTConfig
-from scdd.models.rotary import BASE, tables
+from scdd.core.types import Vocab, padded
+from scdd.models.attention import BASE, tables
+from scdd.models.dit import DiT
+from scdd.models.options import DiTConfig
 
 NEVER = -1e4  # GIDD's softmax includes the padding rows; exp of this is zero
 

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from scdd.data.tokenizer import TextTokenizer
-    from scdd.lm import LM, Correction, Sample, Trajectory
+    from scdd.lm.model import LM
+    from scdd.lm.results import Correction, Sample, Trajectory
 
 PROMPT = "The old town"
 PARAGRAPH = (
@@ -41,7 +42,7 @@ GOOD = STYLES[1]
 
 def demo(
     trace: Annotated[Path, typer.Option(help="Where the page goes that plays it all.")] = Path("demo.html"),
-    steps: o.Steps = None,
+    steps: Annotated[int | None, typer.Option(help="Steps, each one network evaluation.")] = None,
     seed: o.Seed = 0,
     train: Annotated[
         bool, typer.Option("--train", help="First train a nano model, and show that one instead.")
@@ -57,7 +58,7 @@ def demo(
 
     With the bundled model, and with a fixed seed, so that it shows the same each time.
     """
-    from scdd.trace import check_path
+    from scdd.trace.output import check_path
 
     check_path(trace)
     if run is not None:
@@ -71,13 +72,10 @@ def demo(
 
 def _trained(folder: Path, seconds: float, device: str | None) -> LM:
     """The nano recipe, run by the trainer that `scdd train` uses."""
-    from scdd.cli.train import check_same, run
-    from scdd.recipe import load
+    from scdd.lm.training import train
 
-    spec = load("nano", [f"training.max_seconds={seconds}"])
-    check_same(spec, folder)
     typer.echo(f"Training a nano model on the bundled text for about {seconds:.0f} seconds.\n")
-    run(spec, folder, device)
+    train("nano", folder, overrides=[f"training.max_seconds={seconds}"], device=device)
     typer.echo()
     return o.open_model(str(folder), device=device)
 
@@ -85,7 +83,7 @@ def _trained(folder: Path, seconds: float, device: str | None) -> LM:
 def _show(lm: LM, trace: Path, steps: int | None, seed: int, plain: bool) -> None:
     from rich.console import Console
 
-    from scdd.trace import write
+    from scdd.trace.output import write
 
     live = on_terminal(False, plain)
     console = Console(color_system="auto" if live else None, highlight=False, markup=False, emoji=False)
@@ -121,7 +119,8 @@ class Revision(NamedTuple):
 
 def _write(console: Console, lm: LM, steps: int | None, seed: int, live: bool) -> Sample:
     """The text with its revised tokens marked, some revisions, and their rate beside the process's own."""
-    run = lm.start(1, prompt=PROMPT, steps=steps, seed=seed, record=True, stop=False)
+    plan = lm.plan(steps=steps, seed=seed, record=True, stop=False)
+    run = lm.start(1, prompt=PROMPT, plan=plan)
     with _section(console, 1, f"A text from {_masks(run.starts[0], lm)} masks and the words {PROMPT!r}"):
         sample = follow(run, lm, live)[0]
         assert sample.trajectory is not None
@@ -163,10 +162,11 @@ def _in_place(lm: LM, way: Trajectory, one: Revision) -> Text:
 
 def _rate(lm: LM, sample: Sample) -> str:
     """Measured rate of corrections beside those that the process alone asks for."""
-    from scdd.samplers.grids import grid
+    from scdd.processes.base import Process
+    from scdd.samplers.base import grid
     from scdd.samplers.intrinsic import intrinsic
 
-    assert lm.process is not None
+    assert isinstance(lm.process, Process)
     own = intrinsic(lm.process, grid(lm.sampling.grid.kind, sample.steps)).corrections
     measured = sample.corrections / max(1, sample.unmasked)
     return (
@@ -188,17 +188,17 @@ def _repair(console: Console, lm: LM, seed: int) -> Correction:
         console, 2, f"A paragraph of {len(clean)} tokens, {len(hit)} of them replaced by random ones"
     ):
         console.print(_pieces(lm, broken, dict.fromkeys(hit, LOST)))
-        found = lm.correct(text, mode="pass", blocks=True)
+        repaired = lm.correct(text, mode="pass", blocks=True)
         _say(console, "\nRepaired in one evaluation of the network (scdd correct --mode pass):\n")
-        changed = {change.position for change in found.changes}
-        styles = {i: GOOD if found.tokens[i] == clean[i] else LOST for i in sorted({*hit, *changed})}
-        console.print(_pieces(lm, found.tokens, styles))
+        changed = {change.position for change in repaired.changes}
+        styles = {i: GOOD if repaired.tokens[i] == clean[i] else LOST for i in sorted({*hit, *changed})}
+        console.print(_pieces(lm, repaired.tokens, styles))
         console.print()
         for i in styles:
-            words = (repr(lm.tokenizer.token(tokens[i])) for tokens in (clean, broken, found.tokens))
+            words = (repr(lm.tokenizer.token(tokens[i])) for tokens in (clean, broken, repaired.tokens))
             console.print(_fate(*words), style="dim")
         walk = lm.correct(text, seed=seed, blocks=True, record=True)
-        _say(console, f"\n{_tally(clean, hit, found.tokens)}.")
+        _say(console, f"\n{_tally(clean, hit, repaired.tokens)}.")
         _say(
             console,
             f"The reverse process (scdd correct, {walk.steps} steps; in the page): {_tally(clean, hit, walk.tokens)}.",
@@ -242,7 +242,8 @@ def _tally(clean: Sequence[int], hit: Sequence[int], now: Sequence[int]) -> str:
 
 def _fill(console: Console, lm: LM, steps: int | None, seed: int, live: bool) -> tuple[Sample, ...]:
     """The sentence with its gap, and a few ways to fill it."""
-    run = lm.start_infill(GAP, FILLS, blocks=True, steps=steps, seed=seed, record=True)
+    plan = lm.plan(steps=steps, seed=seed, record=True)
+    run = lm.start_infill(GAP, FILLS, blocks=True, plan=plan)
     start = run.starts[0]
     with _section(console, 3, f"A gap of {_masks(start, lm)} tokens, filled {FILLS} times"):
         _say(console, f"{GAP}\n")

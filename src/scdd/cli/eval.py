@@ -11,7 +11,6 @@ import typer
 from scdd.cli import eval_rank as rank
 from scdd.cli import eval_session as s
 from scdd.cli.eval_systems import parse_systems
-from scdd.cli.options import Strength
 from scdd.core.errors import UserError
 
 app = typer.Typer(
@@ -145,7 +144,7 @@ def recovery(
             metavar="T,T…", help="Also the one pass of `scdd correct --mode pass`, at these thresholds."
         ),
     ] = None,
-    strength: Strength = 0.1,
+    strength: Annotated[float, typer.Option(help="Noise level that the one pass assumes.")] = 0.1,
     typos: Annotated[bool, typer.Option(help="Also real typing errors, counted by words.")] = True,
     judge_batch_size: s.JudgeBatchSize = 8,
 ) -> None:

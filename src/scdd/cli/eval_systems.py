@@ -10,7 +10,10 @@ from scdd.core.errors import UserError
 if TYPE_CHECKING:
     from scdd.evals.measure.specs import SamplingSpec
 
-NUMBERS = {"top_p": float, "temperature": float, "top_k": int, "seed": int, "length": int}
+NUMBERS = {
+    **{"top_p": float, "temperature": float, "tolerance": float},
+    **{"top_k": int, "seed": int, "length": int},
+}
 WORDS = ("sampler", "grid", "final", "process")
 
 

@@ -11,7 +11,7 @@ import typer
 from scdd.core.errors import UserError
 
 if TYPE_CHECKING:
-    from scdd.bundle import Bundle
+    from scdd.bundle.folder import Bundle
 
 
 def export(
@@ -29,49 +29,37 @@ def export(
     """Write a model as a small folder to share: recipe, tokenizer and weights, nothing to resume training from."""
     from safetensors import SafetensorError
 
-    from scdd import bundle
+    from scdd.bundle.folder import CARD, KINDS, WEIGHTS, read, write
 
-    if weights not in bundle.KINDS:
-        raise UserError(f"--weights {weights} is not known: choose one of {', '.join(bundle.KINDS)}.")
+    if weights not in KINDS:
+        raise UserError(f"--weights {weights} is not known: choose one of {', '.join(KINDS)}.")
     kept = _kept(out, force)
-    found = bundle.read(model)
-    if bundle.CARD not in (each.name for each in kept):
-        cards = (folder / bundle.CARD for folder in (found.folder, Path(model)))
+    source = read(model)
+    if CARD not in (each.name for each in kept):
+        cards = (folder / CARD for folder in (source.folder, Path(model)))
         kept += [card for card in cards if card.is_file()][:1]
-    before = (found.folder / bundle.WEIGHTS).stat().st_size  # --out may be the same folder
+    before = (source.folder / WEIGHTS).stat().st_size  # --out may be the same folder
     try:
-        bundle.write(
-            out,
-            recipe=found.recipe,
-            weights=found.weights,
-            vocab=found.vocab,
-            tokenizer=found.tokenizer,
-            step=found.step,
-            tokens=found.tokens,
-            network=found.network,
-            extra=found.extra,
-            more=lambda folder: _copy(kept, folder),
-            kind=weights,
-        )
+        write(out, source, source.weights, kind=weights, more=lambda folder: _copy(kept, folder))
     except (OSError, SafetensorError) as error:
         raise UserError(f"--out {out} cannot be written ({error}): make room, or choose another.") from error
-    _summary(found, before, bundle.read(out))
+    _summary(source, before, read(out))
 
 
 def _kept(out: Path, force: bool) -> list[Path]:
     """What lies in `out` beside a model's own files and shall stay; refuses what must not be replaced."""
-    from scdd import bundle
+    from scdd.bundle.folder import FILES, META, WEIGHTS
     from scdd.training.resume import RESUME
 
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return []
-    if not all((out / name).is_file() for name in (bundle.META, bundle.WEIGHTS)):
+    if not all((out / name).is_file() for name in (META, WEIGHTS)):
         raise UserError(f"--out {out} exists and is no model: choose a folder that does not exist yet.")
     if (out / RESUME).exists():
         raise UserError(f"--out {out} is a checkpoint that training resumes from: choose another folder.")
     if not force:
         raise UserError(f"--out {out} holds a model already: replace it with --force, or choose another.")
-    return sorted(each for each in out.iterdir() if each.name not in bundle.FILES)
+    return sorted(each for each in out.iterdir() if each.name not in FILES)
 
 
 def _copy(entries: list[Path], folder: Path) -> None:
@@ -84,7 +72,8 @@ def _copy(entries: list[Path], folder: Path) -> None:
 
 def _summary(source: Bundle, before: int, written: Bundle) -> None:
     """Sizes, and how far rounding moved the weights, measured on the file as it was read back."""
-    from scdd.bundle import WEIGHTS, largest_change
+    from scdd.bundle.folder import WEIGHTS
+    from scdd.bundle.packed import largest_change
 
     after = (written.folder / WEIGHTS).stat().st_size
     print(f"{source.folder} → {written.folder}, step {source.step:,}")

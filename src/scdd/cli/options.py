@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, get_args, get_origin, get_type_hints
 
 import typer
+from pydantic import TypeAdapter
 
 from scdd.core.errors import UserError
+from scdd.core.options import Options
+from scdd.samplers.options import SAMPLER_NAMES, GridKind, SamplingOptions
 
 if TYPE_CHECKING:
-    from scdd.lm import LM
+    from scdd.lm.model import LM
 
 Model = Annotated[
     str | None,
@@ -24,25 +30,7 @@ Process = Annotated[
 ]
 Device = Annotated[str | None, typer.Option(help="cuda or cpu; cuda where there is one.")]
 Num = Annotated[int, typer.Option(help="How many texts.")]
-Steps = Annotated[int | None, typer.Option(help="Steps, each one network evaluation; default: the recipe's.")]
 Seed = Annotated[int, typer.Option(help="Sample i of a seed is the same text alone or in any batch.")]
-SamplerName = Annotated[
-    str | None,
-    typer.Option(
-        help="ancestral, remdm-cap|rescale|conf|loop, informed, prism, p2, gidd-correct, threshold, ar."
-    ),
-]
-GridName = Annotated[str | None, typer.Option(help="Spacing of the times: uniform, quadratic or cosine.")]
-Final = Annotated[str | None, typer.Option(help="Last step: ancestral, masks-only, greedy or none.")]
-TopP = Annotated[
-    float | None, typer.Option(help="Nucleus: keep the likeliest tokens up to this probability.")
-]
-TopK = Annotated[int | None, typer.Option(help="Keep only this many likeliest tokens.")]
-Temperature = Annotated[float | None, typer.Option(help="Divides the logits; below 1 is more cautious.")]
-Tolerance = Annotated[
-    float | None,
-    typer.Option(help="Stop a text when fewer than this many tokens are expected to change any more."),
-]
 BatchSize = Annotated[int, typer.Option(help="Texts drawn at a time; changes speed and memory only.")]
 Changes = Annotated[
     list[str] | None,
@@ -58,9 +46,6 @@ Plain = Annotated[bool, typer.Option("--plain", help="No live view and no colour
 Blocks = Annotated[
     bool, typer.Option("--blocks", help="Go through a text longer than the context in overlapping blocks.")
 ]
-Strength = Annotated[
-    float, typer.Option(help="Noise level t0 in (0, 1] to assume of the text: higher doubts more.")
-]
 Text = Annotated[
     str | None, typer.Argument(metavar="[TEXT]", help="The text; - or nothing reads standard input.")
 ]
@@ -71,7 +56,7 @@ def open_model(
     model: str | None, process: str | None = None, device: str | None = None, changes: list[str] | None = None
 ) -> LM:
     """The model that the options name."""
-    from scdd.lm import load
+    from scdd.lm.loading import load
 
     return load(model, process=process, device=device, overrides=changes or ())
 
@@ -120,6 +105,56 @@ def _decoded(found: bytes, place: str) -> str:
         ) from error
 
 
-def wishes(**given: Any) -> dict[str, Any]:
-    """Options that were really given."""
-    return {name: value for name, value in given.items() if value is not None}
+# -- flags that are read off options -----------------------------------------------------------------------------------
+
+Verb = Callable[..., None]
+
+
+def with_options(options: type[Options], *names: str, into: str) -> Callable[[Verb], Verb]:
+    """Give a verb a flag for each of these options (all, if none is named). What is given arrives as one dictionary, in the
+    verb's parameter `into`.
+
+    Types, choices and help come from the options, so a flag is written down nowhere else. A part with options of its own
+    (a sampler, a grid) is chosen by its name.
+    """
+    properties = TypeAdapter(options).json_schema()["properties"]
+    hints = get_type_hints(options)
+    flags = [_flag(name, hints[name], properties[name]["description"]) for name in names or properties]
+
+    def decorate(verb: Verb) -> Verb:
+        signature = inspect.signature(verb, eval_str=True)
+        own = [parameter for parameter in signature.parameters.values() if parameter.name != into]
+
+        @functools.wraps(verb)
+        def run(**given: Any) -> None:
+            chosen = {flag.name: given.pop(flag.name) for flag in flags}
+            verb(**given, **{into: {name: value for name, value in chosen.items() if value is not None}})
+
+        run.__signature__ = signature.replace(parameters=[*own, *flags])  # type: ignore[attr-defined]
+        return run
+
+    return decorate
+
+
+def _flag(name: str, hint: Any, description: str) -> inspect.Parameter:
+    """An optional flag: None, where it is not given, leaves the choice to the model's recipe."""
+    parts = [hint, *get_args(hint)]
+    kind = next((part for part in parts if part is int or part is float), str)
+    choices = next((get_args(part) for part in parts if get_origin(part) is Literal), ())
+    choices = choices or {"sampler": SAMPLER_NAMES, "grid": get_args(GridKind)}.get(name, ())
+    spelt = [each for each in choices if each != "remdm"]  # which is remdm-cap
+    text = (
+        description
+        if all(str(each) in description for each in spelt)
+        else f"{description} ({', '.join(spelt)})"
+    )
+    annotation: Any = Annotated[Optional[kind], typer.Option(help=text)]  # noqa: UP045
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+SAMPLING = ("steps", "sampler", "grid", "final", "top_p", "top_k", "temperature", "tolerance")
+
+
+def with_sampling(verb: Verb) -> Verb:
+    """The flags of how to draw, as `chosen`."""
+    return with_options(SamplingOptions, *SAMPLING, into="chosen")(verb)

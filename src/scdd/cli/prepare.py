@@ -6,16 +6,14 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from scdd.core.errors import UserError
-from scdd.data.collect import Progress
-from scdd.data.corpus import RULES
+from scdd.data.collect import PrepareProgress
+from scdd.data.options import SEPARATORS, Separator
 from scdd.data.prepare import Preparation
 from scdd.data.prepare import prepare as run
 from scdd.data.shards import read_manifest
@@ -47,8 +45,13 @@ def prepare(
     field: Annotated[
         str, typer.Option(help="The field that holds the text, in JSON lines and datasets.")
     ] = "text",
-    documents: Annotated[
-        str, typer.Option(help=f"What ends a document in text files: {', '.join(RULES)}.")
+    separator: Annotated[
+        str,
+        typer.Option(
+            "--documents",
+            help=f"What ends a document in text files: {', '.join(SEPARATORS)}; auto is wikitext (its headings) in "
+            ".tokens files and blank-line in others. Recipes call it data.separator, there with file as default.",
+        ),
     ] = "auto",
     workers: Annotated[int | None, typer.Option(help="Processes; one for each core unless given.")] = None,
     shard_tokens: Annotated[int, typer.Option(help="Tokens of a shard, after which it is closed.")] = 1 << 24,
@@ -57,8 +60,6 @@ def prepare(
     ] = False,
 ) -> None:
     """Turn text into packed token shards: in parallel, resumable, the same bytes whatever the number of workers."""
-    if documents not in RULES:
-        raise UserError(f"--documents {documents} is not known: choose one of {', '.join(RULES)}.")
     job = Preparation(
         sources=sources,
         out=out,
@@ -68,8 +69,8 @@ def prepare(
         valid=valid or [],
         valid_fraction=valid_fraction,
         detokenizer=detokenizer,
-        text_field=field,
-        documents=documents,
+        field=field,
+        separator=cast(Separator, separator),  # checked when the sources are looked up
         shard_tokens=shard_tokens,
         workers=workers or _cores(),
         overwrite=overwrite,
@@ -79,13 +80,13 @@ def prepare(
     _summary(job, last, time.monotonic() - start)
 
 
-def _show(steps: Iterator[Progress]) -> Progress:
+def _show(steps: Iterator[PrepareProgress]) -> PrepareProgress:
     """Follow the work to its end, on a bar or in lines."""
     console = Console(stderr=True)
     return _bar(steps, console) if console.is_terminal else _lines(steps)
 
 
-def _stage(step: Progress) -> str:
+def _stage(step: PrepareProgress) -> str:
     return "training the tokenizer" if step.stage == "tokenizer" else "tokenising"
 
 
@@ -94,7 +95,7 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _bar(steps: Iterator[Progress], console: Console) -> Progress:
+def _bar(steps: Iterator[PrepareProgress], console: Console) -> PrepareProgress:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -102,8 +103,8 @@ def _bar(steps: Iterator[Progress], console: Console) -> Progress:
         TextColumn("{task.fields[done]}"),
         TimeRemainingColumn(),
     )
-    step = Progress("tokenizer")
-    with Bar(*columns, console=console, transient=True) as bar:
+    step = PrepareProgress("tokenizer")
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("starting", total=None, done="")
         for step in steps:
             done = f"{step.documents:,} documents, {step.tokens / 1e6:.1f} M tokens, {step.shards} shards"
@@ -117,8 +118,8 @@ def _bar(steps: Iterator[Progress], console: Console) -> Progress:
     return step
 
 
-def _lines(steps: Iterator[Progress]) -> Progress:
-    step, stage, shown = Progress("tokenizer"), "", 0.0
+def _lines(steps: Iterator[PrepareProgress]) -> PrepareProgress:
+    step, stage, shown = PrepareProgress("tokenizer"), "", 0.0
     for step in steps:
         now = time.monotonic()
         if step.stage == "done" or (_stage(step) == stage and now < shown + _EVERY):
@@ -129,7 +130,7 @@ def _lines(steps: Iterator[Progress]) -> Progress:
     return step
 
 
-def _summary(job: Preparation, last: Progress, seconds: float) -> None:
+def _summary(job: Preparation, last: PrepareProgress, seconds: float) -> None:
     manifest = read_manifest(job.out)
     vocab = manifest["tokenizer"]
     print(f"{job.out}: vocabulary of {vocab['vocab_size']:,} ids, tokenizer {vocab['hash'][:12]}")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from scdd.recipe import dumps, load, schema, shipped
+from scdd.recipe.load import dumps, load, schema, shipped
 
 app = typer.Typer(
     help="Show, check and list recipes.", add_completion=False, rich_markup_mode=None, no_args_is_help=True

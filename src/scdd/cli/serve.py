@@ -90,7 +90,7 @@ def serve(
         queue=max_queue,
         seconds=timeout,
     )
-    limits = shaped(limits, lm, batch=batch_size, workers=workers, together=group)
+    limits = shaped(limits, lm, batch=batch_size, workers=workers, rows_per_forward=group)
     app = create_app(
         lm,
         limits,
@@ -134,7 +134,7 @@ def greeting(service: Service, address: str) -> str:
     lm = service.lm
     size = f"{service.parameters / 1e6:.1f} M parameters, context {lm.context}, on {lm.device}"
     return (
-        f"Serving {lm.name} ({lm.engine.name()}, {size}) as {service.name!r}; Ctrl+C stops it.\n"
+        f"Serving {lm.name} ({lm.engine.process_name}, {size}) as {service.name!r}; Ctrl+C stops it.\n"
         f"  playground  {address}/\n"
         f"  API         {address}/docs, for OpenAI's clients {address}/v1"
     )

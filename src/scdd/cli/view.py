@@ -14,7 +14,9 @@ import typer
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from scdd.lm import LM, Correction, Progress, Run, Sample, Score
+    from scdd.lm.model import LM
+    from scdd.lm.results import Correction, Sample, Score
+    from scdd.lm.run import BatchFrame, Run
 
 STYLES = {1: "green", 2: "bold black on yellow", 3: "magenta"}
 MASK, MASK_STYLE = "░░", "grey50"
@@ -35,8 +37,8 @@ def follow(run: Run, lm: LM, live: bool) -> tuple[Sample, ...]:
 
         with Live(refresh_per_second=20, transient=True) as screen:
             board = Board(lm)
-            for progress in run:
-                screen.update(board.frame(progress))
+            for batch in run:
+                screen.update(board.frame(batch))
     samples = run.results
     if live:
         drawn = sum(sample.unmasked for sample in samples)
@@ -54,19 +56,19 @@ class Board:
             int, tuple[list[int], list[int]]
         ] = {}  # sample → (kind, frames since) of each position
 
-    def frame(self, progress: Progress) -> Any:
+    def frame(self, batch: BatchFrame) -> Any:
         """The texts after a step, and a line that says how far they are."""
         from rich.console import Group
         from rich.text import Text
 
-        frame = progress.frame
-        rows = min(SHOWN, len(progress.samples))
+        frame = batch.frame
+        rows = min(SHOWN, len(batch.samples))
         tokens, moved = frame.tokens[:rows].tolist(), frame.moved[:rows].tolist()
         counts = frame.counts.sum(0).tolist()
         parts: list[Any] = [
-            self._text(progress.samples[r], tokens[r], moved[r], progress.lengths[r]) for r in range(rows)
+            self._text(batch.samples[r], tokens[r], moved[r], batch.lengths[r]) for r in range(rows)
         ]
-        more = f" · {len(progress.samples) - rows} more" if len(progress.samples) > rows else ""
+        more = f" · {len(batch.samples) - rows} more" if len(batch.samples) > rows else ""
         line = f"step {frame.step}/{frame.steps} · t = {frame.s:.3f} · {counts[1]} corrected · {counts[2]} remasked{more}"
         return Group(*[Group(part, Text("")) for part in parts], Text(line, style="dim"))
 
@@ -88,6 +90,14 @@ class Board:
                 out.append(self.lm.tokenizer.token(token), style)
         self.ages[sample] = (kinds, since)
         return out
+
+
+def draw(run: Run, lm: LM, title: str, *, as_json: bool, plain: bool, trace: Path | None) -> None:
+    """Draw the samples of a run, show them, and write their trace if one is asked for."""
+    live = on_terminal(as_json, plain)
+    samples = follow(run, lm, live)
+    show_samples(samples, as_json, live)
+    save_trace(trace, samples, lm, title)
 
 
 def show_samples(samples: Sequence[Sample], as_json: bool, live: bool) -> None:
@@ -114,29 +124,29 @@ def _facts(sample: Sample) -> str:
     return "[" + " · ".join(parts) + "]"
 
 
-def show_correction(found: Correction, as_json: bool, coloured: bool) -> None:
+def show_correction(correction: Correction, as_json: bool, coloured: bool) -> None:
     """The repaired text; on a terminal with what was there before."""
     if as_json:
-        print(json.dumps(found.json(), ensure_ascii=False))
+        print(json.dumps(correction.json(), ensure_ascii=False))
         return
     if not coloured:
-        print(found.text)
+        print(correction.text)
         return
     from rich.console import Console
     from rich.text import Text
 
-    changes = {change.position: change for change in found.changes}
+    changes = {change.position: change for change in correction.changes}
     out = Text()
-    for score in found.doubts:
-        change = changes.get(score.position)
+    for token in correction.doubts:
+        change = changes.get(token.position)
         if change is None:
-            out.append(score.text)
+            out.append(token.text)
         else:
             out.append(change.before, "red strike")
             out.append(change.after, STYLES[2])
     console = Console()
     console.print(out)
-    for change in found.changes:
+    for change in correction.changes:
         console.print(
             f"{change.position:>5}  {change.before!r} → {change.after!r}   "
             f"x_θ {change.p_before:.2g} → {change.p_after:.2g}   doubt {change.doubt:.2f}",
@@ -144,20 +154,18 @@ def show_correction(found: Correction, as_json: bool, coloured: bool) -> None:
             markup=False,
             highlight=False,
         )
-    summary = (
-        f"{len(found.changes)} changed of {len(found.doubts)} tokens · {found.nfe} evaluations · {found.mode}"
-    )
+    summary = f"{len(correction.changes)} changed of {len(correction.doubts)} tokens · {correction.nfe} evaluations · {correction.mode}"
     console.print(summary, style="dim")
 
 
-def show_score(found: Score, as_json: bool, coloured: bool) -> None:
+def show_score(score: Score, as_json: bool, coloured: bool) -> None:
     """The doubt map: colours on a terminal, a table of tab-separated lines in a pipe."""
     if as_json:
-        print(json.dumps(found.json(), ensure_ascii=False))
+        print(json.dumps(score.json(), ensure_ascii=False))
         return
     if not coloured:
         print("position\ttoken\tp\tdoubt\tbest\tp_best")
-        for one in found.tokens:
+        for one in score.tokens:
             print(
                 f"{one.position}\t{one.text!r}\t{one.p:.6g}\t{one.doubt:.6g}\t{one.best!r}\t{one.p_best:.6g}"
             )
@@ -166,11 +174,11 @@ def show_score(found: Score, as_json: bool, coloured: bool) -> None:
     from rich.text import Text
 
     out = Text()
-    for one in found.tokens:
+    for one in score.tokens:
         out.append(one.text, _shade(one.doubt))
     console = Console()
     console.print(out)
-    worst = sorted(found.tokens, key=lambda one: -one.doubt)[:5]
+    worst = sorted(score.tokens, key=lambda one: -one.doubt)[:5]
     for one in worst:
         console.print(
             f"{one.position:>5}  {one.text!r}  doubt {one.doubt:.2f}  x_θ {one.p:.2g}  better: {one.best!r} {one.p_best:.2g}",
@@ -187,11 +195,19 @@ def _shade(doubt: float) -> str:
     return f"on rgb({int(70 + 140 * doubt)},{int(60 * (1 - doubt))},{int(40 * (1 - doubt))})"
 
 
+def check_trace(path: Path | None) -> None:
+    """Refuse a trace that cannot be written, before anything is computed."""
+    if path is not None:
+        from scdd.trace.output import check_path
+
+        check_path(path)
+
+
 def save_trace(path: Path | None, samples: Sequence[Sample | Correction], lm: LM, title: str) -> None:
     """Write the trace, and say so."""
     if path is None:
         return
-    from scdd import trace
+    from scdd.trace.output import write
 
-    trace.write(path, samples, lm.tokenizer, title)
+    write(path, samples, lm.tokenizer, title)
     typer.secho(f"wrote {path}", err=True, dim=True)

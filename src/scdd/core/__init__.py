@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from scdd.core.errors import UserError
-    from scdd.core.head import Head
-    from scdd.core.types import CLEAN, ElboCoefficients, Kernel, Levels, Transition
-    from scdd.core.vocab import Vocab
+    from scdd.core.types import CLEAN, ElboCoefficients, Head, Kernel, Levels, Transition, Vocab
 
 __all__ = ["CLEAN", "ElboCoefficients", "Head", "Kernel", "Levels", "Transition", "UserError", "Vocab"]
 
-_HOMES = {"UserError": "errors", "Head": "head", "Vocab": "vocab"}  # everything else lives in types
+_HOMES = {"UserError": "errors"}  # everything else lives in types
 
 
 def __getattr__(name: str) -> Any:

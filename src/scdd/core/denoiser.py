@@ -6,8 +6,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
-from scdd.core.head import Head
-from scdd.core.vocab import Vocab
+from scdd.core.types import Head, Vocab
 
 
 @runtime_checkable

@@ -2,19 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class UserError(Exception):
     """A mistake of the caller's: one sentence that names it, where it is, and the cure.
 
     The command line prints the sentence and exits with 2; anything else is a bug and keeps its traceback. `option` is
     the name of the argument at fault, if it is one: whoever knows how it was spelt (a flag, a recipe's key, a field of
-    a request) says so.
+    a request) says so, with `spelt`.
     """
 
     def __init__(self, message: str, option: str | None = None) -> None:
         super().__init__(message)
         self.option = option
 
+    def spelt(self, name: str) -> UserError:
+        """The same mistake with its option called `name`, in place of the sentence's first word or before it."""
+        message, option = str(self), self.option or ""
+        rest = message.removeprefix(option)
+        leads = rest != message and not (rest[:1].isalnum() or rest[:1] == "_")
+        return type(self)(name + rest if leads else f"{name}: {message}", name)
+
 
 class OptionError(UserError, ValueError):
     """An option out of range, or one that does not fit another; pydantic takes it for a finding about its section."""
+
+
+@contextmanager
+def at(place: str) -> Iterator[None]:
+    """Mistakes in this block are about `place` or an option of it: at "data", `path …` is told as `data.path …`."""
+    try:
+        yield
+    except UserError as error:
+        raise error.spelt(place if error.option is None else f"{place}.{error.option}") from error
+
+
+def reason(error: BaseException) -> str:
+    """The first line of what an exception says, or its name if it says nothing."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -7,14 +7,18 @@ command line's choices and the playground's pickers are all read off these class
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from importlib import import_module
-from typing import Annotated, Any, ClassVar, Literal, cast, get_args, get_origin, get_type_hints
+from numbers import Integral, Real
+from operator import ge, gt, le, lt
+from types import UnionType
+from typing import Annotated, Any, ClassVar, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Interval, MinLen
-from pydantic import AllowInfNan, ConfigDict
+from pydantic import AllowInfNan, ConfigDict, GetJsonSchemaHandler, TypeAdapter
+from pydantic_core import CoreSchema
 
 from scdd.core.errors import OptionError
 
@@ -39,74 +43,110 @@ class Options:
 
     def __post_init__(self) -> None:
         """Refuse what is out of range; a class whose options must agree with each other goes on from here."""
-        owner = type(self).__name__
-        for name, choices, limits in _rules_of(cast(Any, type(self))):
-            value, place = getattr(self, name), name if owner.endswith("Options") else f"{owner}.{name}"
-            if choices and value not in choices:
-                raise OptionError(
-                    f"{place} is {value!r}: choose one of {', '.join(map(str, choices))}.", name
-                )
-            if limits is not None and value is not None and not limits.hold(value):
-                raise OptionError(f"{place} is {value!r}: choose one {limits}.", name)
+        for name, rule in _rules_of(cast(Any, type(self))).items():
+            value = getattr(self, name)
+            if (why := rule.refusal(value)) is not None:
+                named = hasattr(self, "kind") and not type(self).__name__.endswith("Options")
+                place = f"{type(self).__name__}.{name}" if named else name
+                raise OptionError(f"{place} is {value!r}: {why}.", name)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Pydantic finds the descriptions under a class's own fields; those of inherited fields are added here."""
+        schema = handler(core)
+        properties = handler.resolve_ref_schema(schema).get("properties", {})
+        for base in filter(is_dataclass, cls.__mro__[1:]):
+            for name, described in TypeAdapter(base).json_schema()["properties"].items():
+                if "description" in described:
+                    properties[name].setdefault("description", described["description"])
+        return schema
 
 
-def component(options: Any, homes: Mapping[str, str]) -> Any:
-    """The component of these options: `homes` says, by kind, where it lives ("module:Class"). It is imported now.
+def component(options: Any, homes: Mapping[str, str]) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """(The component's class, its arguments): `homes` says, by kind, where it lives ("module:Class"). It is imported now.
 
-    Components derive from their options, so a component handed in is its own.
+    Components derive from their options, so all that is left to do is to call the one with the others.
     """
     module, _, name = homes[options.kind].partition(":")
-    made = getattr(import_module(module), name)
-    if isinstance(options, made):
-        return options
-    return made(**{each.name: getattr(options, each.name) for each in fields(options)})
+    return getattr(import_module(module), name), {
+        each.name: getattr(options, each.name) for each in fields(options)
+    }
 
 
 @dataclass(frozen=True)
-class Limits:
-    """An interval of numbers, with or without its ends."""
+class Rule:
+    """What a field's annotation asks of its value: one of some choices, or a number inside an interval."""
 
-    low: float
-    high: float
-    open_low: bool
-    open_high: bool
+    choices: tuple[Any, ...]
+    number: type | None  # int or float
+    bounds: dict[str, float]  # by annotated_types' names: ge, gt, le, lt
+    optional: bool
 
-    def hold(self, value: float) -> bool:
-        """Whether `value` lies inside; NaN never does."""
-        above = value > self.low if self.open_low else value >= self.low
-        return above and (value < self.high if self.open_high else value <= self.high)
-
-    def __str__(self) -> str:
-        if self.high == math.inf:
-            return f"above {self.low:g}, and finite" if self.open_low else f"of {self.low:g} or more"
+    def refusal(self, value: Any) -> str | None:
+        """Why a value is refused, as a cure; None where it is not."""
+        if value is None and self.optional:
+            return None
+        if self.choices and value not in self.choices:
+            return f"choose one of {', '.join(map(str, self.choices))}"
+        if self.number is None:
+            return None
+        if not isinstance(value, Integral if self.number is int else Real) or isinstance(value, bool):
+            return "give a whole number" if self.number is int else "give a number"
         return (
-            f"in {'(' if self.open_low else '['}{self.low:g}, {self.high:g}{')' if self.open_high else ']'}"
+            None if all(_HOLDS[name](value, bound) for name, bound in self.bounds.items()) else self._range()
         )
+
+    def _range(self) -> str:
+        low, high = (
+            next((self.bounds[n] for n in names if n in self.bounds), None)
+            for names in (("gt", "ge"), ("lt", "le"))
+        )
+        if high is None or high == math.inf:
+            return f"choose one above {low:g}" if "gt" in self.bounds else f"choose {low:g} or more"
+        ends = "(" if "gt" in self.bounds else "[", ")" if "lt" in self.bounds else "]"
+        return f"choose one in {ends[0]}{low:g}, {high:g}{ends[1]}"
+
+
+_HOLDS: dict[str, Callable[[Any, float], bool]] = {
+    "ge": ge,
+    "gt": gt,
+    "le": le,
+    "lt": lt,
+}  # NaN holds nowhere
 
 
 @cache
-def _rules_of(options: Any) -> list[tuple[str, tuple[Any, ...], Limits | None]]:
-    """(Field, its choices, its limits) of every field that has any, as its annotation says."""
+def _rules_of(options: Any) -> dict[str, Rule]:
+    """The rule of every field that has one."""
     hints = get_type_hints(options, include_extras=True)
-    rules = [(field.name, *_rules(hints[field.name])) for field in fields(options)]
-    return [rule for rule in rules if rule[1] or rule[2]]
+    rules = {each.name: _rule(hints[each.name]) for each in fields(options)}
+    return {name: rule for name, rule in rules.items() if rule.choices or rule.number}
 
 
-def _rules(hint: Any) -> tuple[tuple[Any, ...], Limits | None]:
-    parts = [hint, *get_args(hint)]
-    choices = next((get_args(part) for part in parts if get_origin(part) is Literal), ())
-    optional = (None,) if choices and type(None) in parts else ()
+def _rule(hint: Any) -> Rule:
+    parts = list(_alternatives(hint))
     marks = [mark for part in parts for mark in getattr(part, "__metadata__", ())]
     bounds: dict[str, float] = {
         name: bound
         for mark in marks
-        for name in ("ge", "gt", "le", "lt")
+        for name in _HOLDS
         if isinstance(bound := getattr(mark, name, None), int | float)
     }
-    limits = Limits(
-        low=bounds.get("gt", bounds.get("ge", -math.inf)),
-        high=bounds.get("lt", bounds.get("le", math.inf)),
-        open_low="gt" in bounds,
-        open_high="lt" in bounds or any(isinstance(mark, AllowInfNan) for mark in marks),
+    if any(isinstance(mark, AllowInfNan) for mark in marks):
+        bounds["lt"] = math.inf
+    return Rule(
+        choices=next((get_args(part) for part in parts if get_origin(part) is Literal), ()),
+        number=next((part for part in parts if part is int or part is float), None),
+        bounds=bounds,
+        optional=type(None) in parts,
     )
-    return (*choices, *optional), limits if bounds else None
+
+
+def _alternatives(hint: Any) -> Iterator[Any]:
+    """The hint, and what it may be: the members of a union, and what annotations are about."""
+    yield hint
+    if get_origin(hint) is Annotated:
+        yield from _alternatives(get_args(hint)[0])
+    elif get_origin(hint) in (Union, UnionType):
+        for member in get_args(hint):
+            yield from _alternatives(member)

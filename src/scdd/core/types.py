@@ -1,4 +1,4 @@
-"""Row types: what a schedule says of a time, and what a process says of a position.
+"""The types that every room shares: the vocabulary, its head, what a schedule says of a time and a process of a position.
 
 Every field is a float64 tensor that broadcasts to the positions it speaks of.
 Symbols: x clean token, z_t noisy token, m mask, K ordinary tokens, u uniform over those K.
@@ -6,10 +6,66 @@ Symbols: x clean token, z_t noisy token, m mask, K ordinary tokens, u uniform ov
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from scdd.core.errors import UserError
+
+
+@dataclass(frozen=True)
+class Vocab:
+    """`size` ids in all, one of which, `mask_id`, is the mask m. It never is padding and never is sampled."""
+
+    size: int
+    mask_id: int
+
+    def __post_init__(self) -> None:
+        if self.size < 3:
+            raise UserError(f"Vocab.size is {self.size}: give at least two ordinary tokens and the mask (3).")
+        if not 0 <= self.mask_id < self.size:
+            raise UserError(
+                f"Vocab.mask_id is {self.mask_id}: choose an id from 0 to size - 1 = {self.size - 1}."
+            )
+
+    @property
+    def K(self) -> int:
+        """Number of ordinary tokens."""
+        return self.size - 1
+
+    def token(self, ordinal: Tensor) -> Tensor:
+        """The id of the `ordinal`-th ordinary token, 0 ≤ ordinal < K: ids step over the mask's."""
+        return ordinal + (ordinal >= self.mask_id).to(ordinal.dtype)
+
+    def ordinary(self, device: torch.device | str | None = None) -> Tensor:
+        """True at each id but the mask's, [V]."""
+        allowed = torch.ones(self.size, dtype=torch.bool, device=device)
+        allowed[self.mask_id] = False
+        return allowed
+
+
+# Tensor cores want the head's rows in multiples of this; V = 50,258 itself runs at a third of the speed.
+ALIGNMENT = 128
+
+
+def padded(size: int) -> int:
+    """`size` rounded up to the head's alignment."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+@dataclass(frozen=True)
+class Head:
+    """logits = hidden @ weightᵀ + bias, plus `input_bias` at the logit of the input token z_t (GIDD's networks).
+
+    Rows V … Vp − 1 of `weight` are padding; they and the mask's row take part in no softmax.
+    """
+
+    weight: Tensor  # [Vp, D]
+    vocab: Vocab
+    bias: Tensor | None = None  # [Vp]
+    input_bias: Tensor | None = None  # one number
 
 
 class Levels(NamedTuple):

@@ -20,8 +20,8 @@ SPLITS = ("train", "valid")
 
 
 @dataclass(frozen=True)
-class Progress:
-    """How far it is. Yielded after every batch; the last one has stage "done"."""
+class PrepareProgress:
+    """How far a preparation is. Yielded after every batch; the last one has stage "done"."""
 
     stage: str  # "tokenizer", "tokens", "done"
     position: int = 0  # bytes of the sources on disk read so far
@@ -40,7 +40,7 @@ def require_same(out: Path, now: dict[str, Any], then: dict[str, Any]) -> None:
     changed = [key for key in now if now[key] != then.get(key)]
     if changed:
         raise UserError(
-            f"{out} holds data prepared otherwise ({', '.join(changed)} differ): choose another --out, or add --overwrite."
+            f"{out} holds data prepared otherwise ({', '.join(changed)} differ): choose another folder, or overwrite it."
         )
 
 
@@ -70,7 +70,7 @@ class Journal:
                 tokenizer.unlink(missing_ok=True)
         elif tokenizer.exists():
             raise UserError(
-                f"{out} already has a tokenizer.json that is not ours to replace: choose another --out."
+                f"{out} already has a tokenizer.json that is not ours to replace: choose another folder."
             )
         journal = cls(path, about, (0, 0), {name: SplitInfo() for name in SPLITS})
         journal.save()
@@ -88,7 +88,7 @@ class Collector:
     def __init__(self, out: Path, shard_tokens: int, journal: Journal, tokenizer_hash: str) -> None:
         self.out, self.shard_tokens = out, shard_tokens
         self.journal, self.tokenizer_hash = journal, tokenizer_hash
-        self.held: dict[str, list[Piece]] = {name: [] for name in SPLITS}
+        self.pending: dict[str, list[Piece]] = {name: [] for name in SPLITS}
         self.resumed = sum(info.bytes for info in journal.splits.values())
         self.worker_peak = 0
 
@@ -101,7 +101,7 @@ class Collector:
             for name in SPLITS:
                 piece = batch.part(start, stop, valid=name == "valid")
                 if len(piece.lengths):
-                    self.held[name].append(piece)
+                    self.pending[name].append(piece)
             if full:
                 self.flush((batch.source, batch.first + stop))
             start = stop
@@ -109,17 +109,17 @@ class Collector:
     def _room(self, batch: Encoded, start: int) -> tuple[int, bool]:
         """(where to stop, whether a shard is full there): at the first document that brings a split to the limit."""
         lengths, valid = batch.lengths[start:], batch.valid[start:]
-        train_held, valid_held = (sum(len(piece.tokens) for piece in self.held[name]) for name in SPLITS)
-        held = np.where(
-            valid, valid_held + np.cumsum(lengths * valid), train_held + np.cumsum(lengths * ~valid)
+        train_size, valid_size = (sum(len(piece.tokens) for piece in self.pending[name]) for name in SPLITS)
+        sizes = np.where(
+            valid, valid_size + np.cumsum(lengths * valid), train_size + np.cumsum(lengths * ~valid)
         )
-        full = np.flatnonzero((held >= self.shard_tokens) & (lengths > 0))
+        full = np.flatnonzero((sizes >= self.shard_tokens) & (lengths > 0))
         return (start + int(full[0]) + 1, True) if len(full) else (len(batch.lengths), False)
 
     def flush(self, place: tuple[int, int]) -> None:
         """Write both splits' shards, then note them with the place of the next document."""
         for name in SPLITS:
-            pieces, info = self.held[name], self.journal.splits[name]
+            pieces, info = self.pending[name], self.journal.splits[name]
             if not pieces:
                 continue
             tokens = np.concatenate([piece.tokens for piece in pieces])
@@ -130,26 +130,26 @@ class Collector:
             info.tokens += len(tokens)
             info.characters += sum(piece.characters for piece in pieces)
             info.bytes += sum(piece.bytes for piece in pieces)
-        self.held = {name: [] for name in SPLITS}
+        self.pending = {name: [] for name in SPLITS}
         self.journal.place = place
         self.journal.save()
 
     def finish(self, place: tuple[int, int]) -> None:
         """Close the last shards; `place` is past the last document, so a rerun finds nothing left to read."""
-        if any(self.held.values()):
+        if any(self.pending.values()):
             self.flush(place)
 
-    def progress(self, stage: str, position: int, total: int) -> Progress:
-        """How far it is, the documents in hand included."""
-        held = [piece for pieces in self.held.values() for piece in pieces]
+    def progress(self, stage: str, position: int, total: int) -> PrepareProgress:
+        """How far it is, documents that are in no shard yet included."""
+        pending = [piece for pieces in self.pending.values() for piece in pieces]
         splits = self.journal.splits.values()
-        return Progress(
+        return PrepareProgress(
             stage=stage,
             position=position,
             total=total,
-            documents=sum(info.documents for info in splits) + sum(len(piece.lengths) for piece in held),
-            tokens=sum(info.tokens for info in splits) + sum(len(piece.tokens) for piece in held),
-            text_bytes=sum(info.bytes for info in splits) + sum(piece.bytes for piece in held),
+            documents=sum(info.documents for info in splits) + sum(len(piece.lengths) for piece in pending),
+            tokens=sum(info.tokens for info in splits) + sum(len(piece.tokens) for piece in pending),
+            text_bytes=sum(info.bytes for info in splits) + sum(piece.bytes for piece in pending),
             shards=sum(len(info.shards) for info in splits),
             resumed_bytes=self.resumed,
             parent_peak=peak_memory(),

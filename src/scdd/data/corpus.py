@@ -1,7 +1,7 @@
-"""Documents, one after the other, from text files, JSON lines, folders and Hugging Face datasets.
+"""The one reader of texts: documents from text files, JSON lines, folders and Hugging Face datasets, in order.
 
-A corpus may be larger than memory: the reader cuts files into raw records and hands them on in bounded batches; decoding
-and JSON parsing (`parse`) belong to whoever has a core to spare. A record's place, (source, ordinal), is all that is needed to go on later.
+A corpus may be larger than memory: files are cut into raw records, which come in bounded batches; decoding and JSON
+parsing (`parse`) belong to whoever has a core to spare. A record's place, (source, ordinal), is enough to go on later.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
 
-from scdd.core.errors import UserError
+from scdd.core.errors import UserError, reason
 from scdd.data.files import COMPRESSIONS, DAMAGE, open_input
+from scdd.data.options import SEPARATORS, Separator
 
-Rule = Literal["auto", "blank-line", "line", "file", "wikitext"]
 Split = Literal["train", "valid", "hash"]
-RULES: tuple[Rule, ...] = ("auto", "blank-line", "line", "file", "wikitext")
 TEXT_SUFFIXES = (".txt", ".text", ".md", ".tokens", ".raw")
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 LONGEST = 256 << 20  # bytes of one document: memory is bounded by it
@@ -35,10 +34,10 @@ class Source:
 
     path: str
     kind: Literal["json", "text", "dataset"]
-    rule: Rule
-    field: str
+    separator: Separator
+    field: str  # which holds the text, in JSON lines and datasets
     split: Split
-    size: int  # bytes on disk; 0 when unknown
+    size: int = 0  # bytes on disk; 0 when unknown
 
 
 class Record(NamedTuple):
@@ -59,35 +58,54 @@ class RecordBatch:
 
 
 def discover(
-    arguments: Sequence[str | Path], *, field: str = "text", rule: Rule = "auto", split: Split = "hash"
+    arguments: Sequence[str | Path],
+    *,
+    field: str = "text",
+    separator: Separator = "auto",
+    split: Split = "hash",
 ) -> list[Source]:
     """Files, folders (searched in sorted order) and `hf:NAME[:CONFIG[:SPLIT]]` as a list of sources."""
-    if rule not in RULES:
-        raise UserError(f"--documents {rule} is not known: choose one of {', '.join(RULES)}.")
-    found: list[Source] = []
+    if separator not in SEPARATORS:
+        raise UserError(
+            f"separator {separator} is not known: choose one of {', '.join(SEPARATORS)}.", "separator"
+        )
+    sources: list[Source] = []
     for argument in map(str, arguments):
         path = Path(argument)
         if argument.startswith("hf:") or _is_saved_dataset(path):
-            found.append(Source(argument.removeprefix("hf:"), "dataset", "auto", field, split, 0))
-        elif path.is_dir():
-            inside = [
-                p
-                for p in sorted(path.rglob("*"))
-                if p.is_file() and _suffix(p) in TEXT_SUFFIXES + JSON_SUFFIXES
-            ]
-            if not inside:
-                kinds = ", ".join(TEXT_SUFFIXES + JSON_SUFFIXES)
-                raise UserError(
-                    f"{path} holds no text: expected files ending in {kinds}, maybe with .xz, .gz or .zst."
-                )
-            found += [_file(p, field, rule, split) for p in inside]
-        elif path.is_file():
-            found.append(_file(path, field, rule, split))
+            sources.append(Source(argument.removeprefix("hf:"), "dataset", "auto", field, split))
         else:
-            raise UserError(
-                f"{argument} does not exist: give a file, a folder, or hf:NAME for a Hugging Face dataset."
-            )
-    return found
+            sources += [_source(file, field, separator, split) for file in _files(path)]
+    return sources
+
+
+def read(
+    arguments: Sequence[str | Path],
+    limit: int | None = None,
+    separator: Separator = "auto",
+    field: str = "text",
+) -> list[str]:
+    """The first `limit` documents, or all, of what `discover` takes; at least one."""
+    texts = list(islice(documents(discover(arguments, field=field, separator=separator)), limit))
+    if not texts:
+        raise UserError(f"{', '.join(map(str, arguments))} holds no text: give a file with some.")
+    return texts
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise UserError(
+            f"{path} does not exist: give a file, a folder, or hf:NAME for a Hugging Face dataset."
+        )
+    endings = TEXT_SUFFIXES + JSON_SUFFIXES
+    files = [file for file in sorted(path.rglob("*")) if file.is_file() and _suffix(file) in endings]
+    if not files:
+        raise UserError(
+            f"{path} holds no text: expected files ending in {', '.join(endings)}, maybe with .xz, .gz or .zst."
+        )
+    return files
 
 
 def _is_saved_dataset(path: Path) -> bool:
@@ -98,14 +116,13 @@ def _suffix(path: Path) -> str:
     return Path(path.stem).suffix if path.suffix in COMPRESSIONS else path.suffix
 
 
-def _file(path: Path, field: str, rule: Rule, split: Split) -> Source:
-    suffix = _suffix(path)
-    size = path.stat().st_size
+def _source(path: Path, field: str, separator: Separator, split: Split) -> Source:
+    suffix, size = _suffix(path), path.stat().st_size
     if suffix in JSON_SUFFIXES:
         return Source(str(path), "json", "line", field, split, size)
-    if rule == "auto":
-        rule = "wikitext" if suffix == ".tokens" else "blank-line"
-    return Source(str(path), "text", rule, field, split, size)
+    if separator == "auto":
+        separator = "wikitext" if suffix == ".tokens" else "blank-line"
+    return Source(str(path), "text", separator, field, split, size)
 
 
 def batches(sources: Sequence[Source], start: tuple[int, int] = (0, 0)) -> Iterator[RecordBatch]:
@@ -119,17 +136,16 @@ def batches(sources: Sequence[Source], start: tuple[int, int] = (0, 0)) -> Itera
 
 
 def _file_batches(source: Source, skip: int) -> Iterator[tuple[int, list[Record], int]]:
-    held: list[Record] = []
-    first, size, number, position = skip, 0, skip, 0
+    batch: list[Record] = []
+    first, size, position = skip, 0, 0
     for record, position in _records(source, skip):
-        held.append(record)
-        number += 1
+        batch.append(record)
         size += len(record.raw)
-        if size >= BATCH_BYTES or len(held) >= BATCH_RECORDS:
-            yield first, held, position
-            held, first, size = [], number, 0
-    if held:
-        yield first, held, position
+        if size >= BATCH_BYTES or len(batch) >= BATCH_RECORDS:
+            yield first, batch, position
+            batch, first, size = [], first + len(batch), 0
+    if batch:
+        yield first, batch, position
 
 
 def _records(source: Source, skip: int) -> Iterator[tuple[Record, int]]:
@@ -141,7 +157,7 @@ def _records(source: Source, skip: int) -> Iterator[tuple[Record, int]]:
     line = 0
     try:
         with raw, text:
-            for record in islice(_CUTTERS[source.rule](source, text), skip, None):
+            for record in islice(_CUTTERS[source.separator](source, text), skip, None):
                 line = record.line
                 yield record, raw.tell()
     except DAMAGE as error:
@@ -162,7 +178,7 @@ def _lines(source: Source, text: BinaryIO) -> Iterator[Record]:
 def _check_length(source: Source, line: int, size: int) -> None:
     if size > LONGEST:
         raise UserError(
-            f"{source.path}, line {line}: a document is longer than {LONGEST >> 20} MiB; cut it up, or choose --documents line."
+            f"{source.path}, line {line}: a document is longer than {LONGEST >> 20} MiB; cut it up, or separate documents by line."
         )
 
 
@@ -172,22 +188,22 @@ def _whole_lines(source: Source, text: BinaryIO) -> Iterator[Record]:
 
 def _grouped(source: Source, text: BinaryIO, wikitext: bool, whole: bool) -> Iterator[Record]:
     """Lines gathered into documents, which end at blank lines, before WikiText headings, or with the file."""
-    held: list[bytes] = []
+    document: list[bytes] = []
     start, size, after_blank = 1, 0, True
     for line, raw in _lines(source, text):
         blank = raw.isspace()
         ends = (after_blank and _HEADING.match(raw.rstrip(b"\r\n"))) if wikitext else (blank and not whole)
-        if ends and held:
-            yield _joined(start, held)
-            held, size = [], 0
-        if held or not blank:  # a document starts with a line that says something
-            start = start if held else line
-            held.append(raw)
+        if ends and document:
+            yield _joined(start, document)
+            document, size = [], 0
+        if document or not blank:  # a document starts with a line that says something
+            start = start if document else line
+            document.append(raw)
             size += len(raw)
             _check_length(source, start, size)
         after_blank = blank
-    if held:
-        yield _joined(start, held)
+    if document:
+        yield _joined(start, document)
 
 
 def _joined(start: int, lines: list[bytes]) -> Record:
@@ -196,7 +212,7 @@ def _joined(start: int, lines: list[bytes]) -> Record:
     return Record(start, b"".join(lines))
 
 
-_CUTTERS: dict[Rule, Callable[[Source, BinaryIO], Iterator[Record]]] = {
+_CUTTERS: dict[Separator, Callable[[Source, BinaryIO], Iterator[Record]]] = {
     "line": _whole_lines,
     "blank-line": partial(_grouped, wikitext=False, whole=False),
     "wikitext": partial(_grouped, wikitext=True, whole=False),
@@ -206,34 +222,38 @@ _CUTTERS: dict[Rule, Callable[[Source, BinaryIO], Iterator[Record]]] = {
 
 def parse(source: Source, record: Record) -> str:
     """The document's text; a broken line or broken UTF-8 is refused with its place."""
-    if source.kind != "json":
-        try:
-            # A dataset's rows are already text: only lone surrogates can be wrong with them.
-            text = record.raw.decode("utf-8").removeprefix("\ufeff")
-        except UnicodeDecodeError as error:
-            line = record.line + record.raw[: error.start].count(b"\n")
-            raise UserError(
-                f"{source.path}, line {line}: not valid UTF-8; convert the file to UTF-8."
-            ) from error
-        return text if source.kind == "dataset" else text.strip("\r\n")
+    if source.kind == "json":
+        return _from_json(source, record)
+    try:
+        # A dataset's rows are already text: only lone surrogates can be wrong with them.
+        text = record.raw.decode("utf-8").removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        line = record.line + record.raw[: error.start].count(b"\n")
+        raise UserError(f"{source.path}, line {line}: not valid UTF-8; convert the file to UTF-8.") from error
+    return text if source.kind == "dataset" else text.strip("\r\n").replace("\r\n", "\n")
+
+
+def _from_json(source: Source, record: Record) -> str:
     place = f"{source.path}, line {record.line}"
     try:
         value = json.loads(record.raw)
     except ValueError as error:
         raise UserError(f"{place}: not a valid JSON line ({error}); mend or remove the line.") from error
-    found = value.get(source.field) if isinstance(value, dict) else None
-    if not isinstance(found, str):
+    text = value.get(source.field) if isinstance(value, dict) else None
+    if not isinstance(text, str):
         has = ", ".join(map(str, value)) if isinstance(value, dict) else type(value).__name__
-        raise UserError(
-            f"{place}: no text in field '{source.field}' (it has: {has}); name the field with --field."
-        )
+        raise UserError(f"{place}: {_no_field(source, has)}")
     try:
-        found.encode()
+        text.encode()
     except UnicodeEncodeError as error:
         raise UserError(
             f"{place}: not valid UTF-8 (half of a surrogate pair); mend or remove the line."
         ) from error
-    return found
+    return text
+
+
+def _no_field(source: Source, has: str) -> str:
+    return f"no text in field '{source.field}' (it has: {has}); name the field that holds it."
 
 
 def documents(sources: Sequence[Source]) -> Iterator[str]:
@@ -261,15 +281,11 @@ def _rows(source: Source, skip: int) -> Iterator[str]:
             data = datasets.load_dataset(name, config or None, split=split or "train", streaming=True)
         rows = iter(data.skip(skip))
     except Exception as error:
-        said = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError(
-            f"hf:{source.path} cannot be opened ({said[0]}): check name, config and split (hf:NAME:CONFIG:SPLIT)."
+            f"hf:{source.path} cannot be opened ({reason(error)}): check name, config and split (hf:NAME:CONFIG:SPLIT)."
         ) from error
     for number, row in enumerate(rows, start=skip):
         text = row.get(source.field)
         if not isinstance(text, str):
-            raise UserError(
-                f"hf:{source.path}, row {number}: no text in field '{source.field}' "
-                f"(it has: {', '.join(row)}); name the field with --field."
-            )
+            raise UserError(f"hf:{source.path}, row {number}: {_no_field(source, ', '.join(row))}")
         yield text

@@ -92,7 +92,6 @@ def detokenizer(name: str | None) -> Detokenizer | None:
     if name is None:
         return None
     if name not in DETOKENIZERS:
-        raise UserError(
-            f"--detokenizer {name} is not known: choose one of {', '.join(sorted(DETOKENIZERS))}."
-        )
+        known = ", ".join(sorted(DETOKENIZERS))
+        raise UserError(f"detokenizer {name} is not known: choose one of {known}.", "detokenizer")
     return DETOKENIZERS[name]

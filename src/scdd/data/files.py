@@ -76,12 +76,12 @@ def open_input(path: Path) -> tuple[BinaryIO, BinaryIO]:
 
 
 def make_folder(path: Path) -> None:
-    """The folder of `--out`, with those above it."""
+    """Make an output folder, with those above it."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
-            f"--out {path} cannot be made a folder ({error.strerror}): choose another one."
+            f"out {path} cannot be made a folder ({error.strerror}): choose another one.", "out"
         ) from error
 
 

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import queue
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from scdd.core.errors import UserError
-from scdd.data.order import Permutation
-from scdd.data.pack import Blocks, Packing, cut
-from scdd.data.shards import MemoryTokens, TokenStream
-from scdd.data.tokenizer import TextTokenizer
-
-__all__ = ["Batch", "Loader", "from_text", "validation_batches"]
+from scdd.data.pack import Blocks
 
 
 @dataclass(frozen=True)
@@ -41,31 +38,50 @@ class Batch:
         return Batch(self.tokens.pin_memory(), documents, self.real)
 
 
+@dataclass(frozen=True)
+class Rank:
+    """Which process this is, of how many that share each batch."""
+
+    index: int = 0
+    count: int = 1
+
+    def rows(self, batch_size: int) -> int:
+        """Rows of a global batch that each process takes."""
+        if batch_size < 1 or batch_size % self.count:
+            raise UserError(
+                f"batch_size is {batch_size}, which {self.count} processes cannot share: choose a multiple of {self.count}.",
+                "batch_size",
+            )
+        if not 0 <= self.index < self.count:
+            raise ValueError(f"rank {self.index} of {self.count}")
+        return batch_size // self.count
+
+
+ALONE = Rank()
+
+
 class Loader:
     """Endless training batches. Sample n of the run is block order_epoch(n mod N) of epoch n // N, N blocks in all.
 
-    Each epoch has its own permutation of the blocks; global batch k is samples kB … kB + B − 1 whatever the number of ranks, and
-    rank r takes its slice. `cursor`, the number of samples that all ranks together have been given, is the whole state: a run may go on with
-    another number of ranks, or another batch size. Iterating again goes on at the cursor.
+    Each epoch has its own permutation of the blocks; global batch k is samples kB … kB + B − 1 whatever the number of
+    ranks, and rank r takes its slice. `cursor`, the number of samples that all ranks together have been given, is the
+    whole state: a run may go on with another number of ranks, or another batch size. Iterating again goes on at the
+    cursor.
     """
 
     def __init__(
         self,
-        stream: TokenStream,
-        length: int,
+        blocks: Blocks,
         batch_size: int,
         seed: int = 0,
-        rank: int = 0,
-        world: int = 1,
-        packing: Packing = "wrap",
+        rank: Rank = ALONE,
         device: torch.device | str = "cpu",
         prefetch: int = 4,
     ) -> None:
         """`batch_size` is the global one; `prefetch` batches are made ready by a thread, 0 makes them when asked for."""
-        self.blocks = cut(stream, length, packing)
-        self.batch_size, self.seed, self.packing = batch_size, seed, packing
-        self.rank, self.world = rank, world
-        self.rows = _share(batch_size, rank, world)
+        self.blocks, self.batch_size, self.seed = blocks, batch_size, seed
+        self.rows = rank.rows(batch_size)
+        self.first_row = rank.index * self.rows
         self.device, self.prefetch = torch.device(device), prefetch
         self.cursor = 0
 
@@ -78,23 +94,22 @@ class Loader:
         """Which blocks samples start … stop − 1 of the run are."""
         index = np.arange(start, stop, dtype=np.int64)
         epochs, places = np.divmod(index, len(self.blocks))
-        found = np.empty_like(index)
+        blocks = np.empty_like(index)
         for epoch in np.unique(epochs):
             here = epochs == epoch
-            found[here] = Permutation(len(self.blocks), self.seed, int(epoch))(places[here])
-        return found
+            blocks[here] = Permutation(len(self.blocks), self.seed, int(epoch))(places[here])
+        return blocks
 
     def __iter__(self) -> Iterator[Batch]:
         pin = self.device.type == "cuda"
-        for batch in _ahead(self._made(self.cursor, pin), self.prefetch):
-            self.cursor += (
-                self.batch_size
-            )  # before it is used: a state saved after the step names the next batch
+        for batch in _prefetched(self._batches(self.cursor, pin), self.prefetch):
+            # Before it is used: a state saved after the step names the next batch.
+            self.cursor += self.batch_size
             yield batch.to(self.device)
 
-    def _made(self, cursor: int, pin: bool) -> Iterator[Batch]:
+    def _batches(self, cursor: int, pin: bool) -> Iterator[Batch]:
         while True:
-            start = cursor + self.rank * self.rows
+            start = cursor + self.first_row
             batch = _batch(self.blocks, self.samples(start, start + self.rows))
             yield batch.pinned() if pin else batch
             cursor += self.batch_size
@@ -105,7 +120,7 @@ class Loader:
             "cursor": self.cursor,
             "seed": self.seed,
             "length": self.blocks.length,
-            "packing": self.packing,
+            "packing": self.blocks.packing,
             "blocks": len(self.blocks),
         }
 
@@ -114,64 +129,36 @@ class Loader:
         mine = self.state_dict()
         changed = [key for key in mine if key != "cursor" and state.get(key) != mine[key]]
         if changed:
-            said = ", ".join(f"{key} {state.get(key)} → {mine[key]}" for key in changed)
+            changes = ", ".join(f"{key} {state.get(key)} → {mine[key]}" for key in changed)
             raise UserError(
-                f"the data order cannot be resumed ({said}): use the run's own data and settings, or start a new run."
+                f"the data order cannot be resumed ({changes}): use the run's own data and settings, or start a new run."
             )
         self.cursor = int(state["cursor"])
 
 
 def validation_batches(
-    stream: TokenStream,
-    length: int,
+    blocks: Blocks,
     batch_size: int,
-    rank: int = 0,
-    world: int = 1,
-    packing: Packing = "wrap",
     limit: int | None = None,
+    rank: Rank = ALONE,
     device: torch.device | str = "cpu",
 ) -> Iterator[Batch]:
     """Blocks in stored order, all of them or the first `limit`; every rank gets as many batches, all of one shape.
 
     Only the first `real` rows of a batch count; the others repeat the last block. Summed over ranks, each block counts once.
     """
-    blocks = cut(stream, length, packing)
     count = len(blocks) if limit is None else min(limit, len(blocks))
-    rows = _share(batch_size, rank, world)
+    rows = rank.rows(batch_size)
     pin = torch.device(device).type == "cuda"
 
-    def made() -> Iterator[Batch]:
-        for start in range(rank * rows, rank * rows + count, batch_size):
+    def batches() -> Iterator[Batch]:
+        for start in range(rank.index * rows, rank.index * rows + count, batch_size):
             wanted = np.arange(start, start + rows, dtype=np.int64)
             batch = _batch(blocks, np.minimum(wanted, count - 1), real=int((wanted < count).sum()))
             yield batch.pinned() if pin else batch
 
-    for batch in _ahead(made(), depth=2):
+    for batch in _prefetched(batches(), depth=2):
         yield batch.to(device)
-
-
-def from_text(
-    text: str,
-    tokenizer: TextTokenizer,
-    length: int,
-    documents: Literal["blank-line", "line", "file"] = "blank-line",
-) -> MemoryTokens:
-    """A stream of a text at hand, enough for one block of `length` at least."""
-    pieces = {"blank-line": text.split("\n\n"), "line": text.splitlines(), "file": [text]}[documents]
-    kept = [piece.strip("\n") for piece in pieces if piece.strip()]
-    stream = MemoryTokens(tokenizer.encode_batch(kept), tokenizer.bos_id, tokenizer.eos_id)
-    cut(stream, length)
-    return stream
-
-
-def _share(batch_size: int, rank: int, world: int) -> int:
-    if batch_size < 1 or batch_size % world:
-        raise UserError(
-            f"a batch of {batch_size} cannot be shared by {world} ranks: choose a multiple of {world}."
-        )
-    if not 0 <= rank < world:
-        raise ValueError(f"rank {rank} of {world}")
-    return batch_size // world
 
 
 def _batch(blocks: Blocks, indices: np.ndarray[Any, np.dtype[np.int64]], real: int | None = None) -> Batch:
@@ -180,7 +167,7 @@ def _batch(blocks: Blocks, indices: np.ndarray[Any, np.dtype[np.int64]], real: i
     return Batch(torch.from_numpy(tokens), owners, len(indices) if real is None else real)
 
 
-def _ahead(batches: Iterator[Batch], depth: int) -> Iterator[Batch]:
+def _prefetched(batches: Iterator[Batch], depth: int) -> Iterator[Batch]:
     """The same batches, made by a thread up to `depth` ahead; its errors are raised here, and it ends when we do."""
     if depth < 1:
         yield from batches
@@ -214,3 +201,44 @@ def _ahead(batches: Iterator[Batch], depth: int) -> Iterator[Batch]:
     finally:
         stop.set()
         thread.join()
+
+
+class Permutation:
+    """A pseudo-random bijection of range(n), the same for the same key on every machine.
+
+    A Feistel network permutes a power of four ≥ n; a value that lands at n or beyond is sent through again
+    (cycle walking), which keeps it a bijection on range(n). Four steps at most on average, no memory.
+    """
+
+    def __init__(self, n: int, *key: int) -> None:
+        if n < 1:
+            raise ValueError(f"a permutation of {n} things")
+        self.n = n
+        self._half = np.uint64(max(1, ((n - 1).bit_length() + 1) // 2))
+        self._low = np.uint64((1 << int(self._half)) - 1)
+        rounds = 6
+        digest = hashlib.blake2b(repr((n, *key)).encode(), digest_size=8 * rounds).digest()
+        self._keys = np.frombuffer(digest, dtype="<u8").astype(np.uint64)
+
+    def __call__(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The elements at `places`, each in range(n)."""
+        x = np.asarray(places).astype(np.uint64)
+        if x.size and int(x.max()) >= self.n:
+            raise IndexError(f"place {int(x.max())} of a permutation of {self.n}")
+        x = self._network(x)
+        while (outside := x >= np.uint64(self.n)).any():
+            x[outside] = self._network(x[outside])
+        return x.astype(np.int64)
+
+    def _network(self, x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        left, right = x >> self._half, x & self._low
+        for key in self._keys:
+            left, right = right, left ^ (_mix(right ^ key) & self._low)
+        return np.asarray((left << self._half) | right, dtype=np.uint64)
+
+
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """splitmix64's finaliser: every bit of the input reaches every bit of the output."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(x ^ (x >> np.uint64(31)), dtype=np.uint64)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from annotated_types import Ge
 from pydantic import Discriminator
 
 from scdd.core.options import Count, Inside, Options, Text
+
+Separator = Literal["auto", "blank-line", "line", "file", "wikitext"]
+"""What ends a document of a text file; auto is wikitext (its headings) in .tokens files and blank-line in others."""
+SEPARATORS: tuple[Separator, ...] = get_args(Separator)
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,7 @@ class TextOptions(Options):
 
     kind: Literal["text"] = field(default="text", kw_only=True, repr=False)
     path: Text = "bundled"
-    """A text file or a folder of them, documents apart by blank lines; bundled is the small text in the package."""
+    """What `scdd prepare` reads too: a text or JSONL file, a folder of them, hf:NAME; bundled is the package's own."""
     tokenizer: Text | None = None
     """A tokenizer.json or a name on the hub; null trains a byte-level BPE on the text itself."""
     vocab_size: Annotated[int, Ge(259)] = 2048
@@ -41,6 +45,9 @@ class TextOptions(Options):
     """Keep attention inside each document of a packed sequence."""
     valid_fraction: Inside = 0.05
     """Share of the text kept for validation."""
+    separator: Separator = "file"
+    """What ends a document: the end of its file here, where `scdd prepare` and `scdd eval` take auto, which is WikiText's
+    headings in .tokens files and a blank-line in others. JSON lines always hold one document each."""
 
 
 DataOptions = Annotated[ShardsOptions | TextOptions, Discriminator("kind")]

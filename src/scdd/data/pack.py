@@ -1,15 +1,15 @@
 """Blocks of exactly L tokens, cut from a stream of documents when they are read.
 
-`wrap` is the paper's (and MDLM's) way: documents run on, [EOS] between them, and every block is [BOS] + L − 2 tokens + [EOS].
-`documents` keeps them apart: each one is [BOS] … [EOS], and a block records which of its positions belong together, so that
-attention can stay inside a document. Long documents go on in the next block. Neither needs padding: every position is a real token.
+`wrap` is what the paper and MDLM do: documents run on, [EOS] between them, and every block is [BOS] + L − 2 tokens
++ [EOS]. `documents` keeps them apart: each one is [BOS] … [EOS], and a block records which of its positions belong
+together, so that attention can stay inside a document. Long documents go on in the next block. Neither needs padding.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,8 @@ Tokens = NDArray[np.int64]
 class Blocks(Protocol):
     """Random access to blocks 0 … len − 1."""
 
+    packing: ClassVar[Packing]
+
     @property
     def length(self) -> int:
         """L."""
@@ -35,11 +37,12 @@ class Blocks(Protocol):
 
 
 @dataclass(frozen=True)
-class Wrapped:
+class WrappedBlocks:
     """[BOS] + (L − 2) tokens of the stream + [EOS]; what is left at the stream's end is dropped."""
 
     stream: TokenStream
     length: int
+    packing: ClassVar[Packing] = "wrap"
 
     def __len__(self) -> int:
         return self.stream.n_tokens // (self.length - 2)
@@ -55,7 +58,7 @@ class Wrapped:
 
 
 @dataclass(frozen=True)
-class Apart:
+class DocumentBlocks:
     """Blocks of the stream in which every document also has its [BOS], with document numbers.
 
     Document i starts at place end(i − 1) + i of that longer stream: one [BOS] for each document before it.
@@ -63,6 +66,7 @@ class Apart:
 
     stream: TokenStream
     length: int
+    packing: ClassVar[Packing] = "documents"
 
     def __len__(self) -> int:
         return (self.stream.n_tokens + self.stream.n_documents) // self.length
@@ -99,10 +103,12 @@ class Apart:
 def cut(stream: TokenStream, length: int, packing: Packing = "wrap") -> Blocks:
     """Blocks of `length` tokens; refuses a length or a stream too short for one block."""
     if length < 4:
-        raise UserError(f"a length of {length} is too short for [BOS] … [EOS] blocks: choose 4 or more.")
+        raise UserError(
+            f"length is {length}, too short for [BOS] … [EOS] blocks: choose 4 or more.", "length"
+        )
     if packing not in ("wrap", "documents"):
-        raise UserError(f"packing '{packing}' is not known: choose wrap or documents.")
-    blocks: Blocks = Wrapped(stream, length) if packing == "wrap" else Apart(stream, length)
+        raise UserError(f"packing '{packing}' is not known: choose wrap or documents.", "packing")
+    blocks: Blocks = WrappedBlocks(stream, length) if packing == "wrap" else DocumentBlocks(stream, length)
     if not len(blocks):
         raise UserError(
             f"the data has {stream.n_tokens} tokens, not enough for one block of {length}: give more text or a shorter length."

@@ -26,25 +26,26 @@ def ordered_map(function: Callable[[A], B], items: Iterator[A], workers: int) ->
         return
     # spawn, not fork: the tokenizers library has threads of its own, which do not survive a fork
     context = get_context("spawn")
-    crew: list[tuple[Any, Connection]] = []
+    processes: list[tuple[Any, Connection]] = []
     try:
         for _ in range(workers):
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(function, theirs), daemon=True)
             process.start()
             theirs.close()
-            crew.append((process, ours))
-        yield from _drive(items, [connection for _, connection in crew])
+            processes.append((process, ours))
+        yield from _answers(items, [connection for _, connection in processes])
     finally:
-        for _, connection in crew:
+        for _, connection in processes:
             connection.close()
-        for process, _ in crew:
+        for process, _ in processes:
             process.join(timeout=5)
             if process.is_alive():
                 process.terminate()
 
 
-def _drive(items: Iterator[Any], idle: list[Connection]) -> Iterator[Any]:
+def _answers(items: Iterator[Any], idle: list[Connection]) -> Iterator[Any]:
+    """Hand one item at a time to each idle process, and yield the answers in the items' order."""
     window = 4 * len(idle)
     busy: dict[Connection, int] = {}
     done: dict[int, tuple[Exception | None, Any]] = {}
@@ -69,7 +70,7 @@ def _drive(items: Iterator[Any], idle: list[Connection]) -> Iterator[Any]:
                 done[busy.pop(connection)] = connection.recv()
             except (EOFError, ConnectionError) as death:
                 raise UserError(
-                    "a worker process was killed, perhaps for lack of memory: run the same command again with fewer --workers."
+                    "a worker process was killed, perhaps for lack of memory: run it again with fewer workers."
                 ) from death
             idle.append(connection)
 

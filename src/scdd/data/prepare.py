@@ -10,17 +10,19 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from scdd.core.errors import UserError
-from scdd.data.collect import PROGRESS, SPLITS, Collector, Journal, Progress, require_same
-from scdd.data.corpus import Rule, Source, batches, discover, documents
+from scdd.data.collect import PROGRESS, SPLITS, Collector, Journal, PrepareProgress, require_same
+from scdd.data.corpus import Source, batches, discover, documents
 from scdd.data.detokenize import detokenizer
-from scdd.data.encode import Encoder, is_valid, peak_memory
+from scdd.data.encode import Encoder, is_valid
 from scdd.data.files import make_folder
+from scdd.data.options import Separator
 from scdd.data.pool import ordered_map
 from scdd.data.shards import INDEX, Shards, read_manifest, write_manifest
 from scdd.data.tokenizer import SMALLEST, TextTokenizer
@@ -30,28 +32,26 @@ from scdd.data.tokenizer import SMALLEST, TextTokenizer
 class Preparation:
     """What to prepare. `workers` alone leaves no trace in the result."""
 
-    sources: list[str]
+    sources: Sequence[str]
     out: Path
     tokenizer: str | None = None
     train_tokenizer: int | None = None
     tokenizer_sample: int = 64 << 20  # bytes of text that a new tokenizer is trained on, at most
-    valid: list[str] = field(default_factory=list)
+    valid: Sequence[str] = ()
     valid_fraction: float | None = None  # None: 0.01, or 0 where `valid` is given
     detokenizer: str | None = None
-    text_field: str = "text"
-    documents: Rule = "auto"
+    field: str = "text"  # which holds the text, in JSON lines and datasets
+    separator: Separator = "auto"  # what ends a document of a text file
     shard_tokens: int = 1 << 24
     workers: int = 1
     overwrite: bool = False
 
 
-def prepare(job: Preparation) -> Iterator[Progress]:
+def prepare(job: Preparation) -> Iterator[PrepareProgress]:
     """Make `job.out`: tokenizer.json, shards, index.json. Yields progress; runs as fast as it is asked."""
     fraction = _check(job)
-    sources = discover(
-        job.sources, field=job.text_field, rule=job.documents, split="hash" if fraction else "train"
-    )
-    sources += discover(job.valid, field=job.text_field, rule=job.documents, split="valid")
+    look = partial(discover, field=job.field, separator=job.separator)
+    sources = look(job.sources, split="hash" if fraction else "train") + look(job.valid, split="valid")
     given = None if job.tokenizer is None else TextTokenizer.load(job.tokenizer)
     about = _describe(job, sources, fraction, given)
     make_folder(job.out)
@@ -79,10 +79,10 @@ def _work(
     given: TextTokenizer | None,
     about: dict[str, Any],
     journal: Journal,
-) -> Iterator[Progress]:
+) -> Iterator[PrepareProgress]:
     """From where the journal stands to the manifest."""
     if given is None and not (job.out / "tokenizer.json").exists():
-        yield Progress("tokenizer", total=sum(source.size for source in sources))
+        yield PrepareProgress("tokenizer", total=sum(source.size for source in sources))
     tokenizer = given or _trained(job, sources, fraction)
     tokenizer.save(job.out)
     encoder = Encoder(sources, tokenizer, job.detokenizer, fraction)
@@ -94,7 +94,9 @@ def _work(
             yield collector.progress("tokens", batch.position, total)
     collector.finish((len(sources), 0))
     if not any(info.shards for info in journal.splits.values()):
-        raise UserError(f"{', '.join(job.sources)}: no text found; check the files and --field.")
+        raise UserError(
+            f"{', '.join(job.sources)}: no text found; check the files, and the field that holds it."
+        )
     write_manifest(job.out, tokenizer, about, journal.splits)
     (job.out / PROGRESS).unlink()
     yield collector.progress("done", total, total)
@@ -104,25 +106,24 @@ def _check(job: Preparation) -> float:
     """Refuse what cannot work before anything is read; the fraction that goes to validation."""
     if (job.tokenizer is None) == (job.train_tokenizer is None):
         raise UserError(
-            "say which tokenizer: --tokenizer PATH or NAME, or --train-tokenizer SIZE, one of the two."
+            "tokenizer is missing, or given twice: name one, or the size of one to train, one of the two.",
+            "tokenizer",
         )
     if job.valid and job.valid_fraction:
         raise UserError(
-            "--valid and --valid-fraction exclude each other: give validation files, or a fraction, not both."
+            f"valid_fraction is {job.valid_fraction} and validation text is given too: choose one of them.",
+            "valid_fraction",
         )
     if job.valid_fraction is not None and not 0 <= job.valid_fraction < 1:
         raise UserError(
-            f"--valid-fraction {job.valid_fraction} is out of range: choose from 0 up to, not including, 1."
+            f"valid_fraction is {job.valid_fraction}: choose from 0 up to, not including, 1.",
+            "valid_fraction",
         )
-    if job.train_tokenizer is not None and job.train_tokenizer < SMALLEST:
-        raise UserError(f"--train-tokenizer {job.train_tokenizer} is too small: choose {SMALLEST} or more.")
-    if job.shard_tokens < 1 or job.workers < 1:
-        raise UserError("--shard-tokens and --workers must be 1 or more: choose larger numbers.")
-    if job.tokenizer_sample < 1:
-        raise UserError("--tokenizer-sample must be 1 or more: choose a larger number.")
+    lowest = {"train_tokenizer": SMALLEST, "shard_tokens": 1, "workers": 1, "tokenizer_sample": 1}
+    for name, low in lowest.items():
+        if (number := getattr(job, name)) is not None and number < low:
+            raise UserError(f"{name} is {number}: choose {low} or more.", name)
     detokenizer(job.detokenizer)
-    if job.out.exists() and not job.out.is_dir():
-        raise UserError(f"--out {job.out} is a file: name a folder.")
     return (0.0 if job.valid else 0.01) if job.valid_fraction is None else job.valid_fraction
 
 
@@ -132,9 +133,10 @@ def _describe(
     """All that the shards' bytes depend on; kept in the manifest, compared on a rerun."""
     return {
         "sources": [
-            {"name": Path(s.path).name, "size": s.size, "split": s.split, "rule": s.rule} for s in sources
+            {"name": Path(s.path).name, "size": s.size, "split": s.split, "rule": s.separator}
+            for s in sources
         ],
-        "field": job.text_field,
+        "field": job.field,
         "detokenizer": job.detokenizer,
         "valid_fraction": fraction,
         "shard_tokens": job.shard_tokens,
@@ -144,35 +146,21 @@ def _describe(
     }
 
 
-def _finished(out: Path, about: dict[str, Any]) -> Progress:
+def _finished(out: Path, about: dict[str, Any]) -> PrepareProgress:
     manifest = read_manifest(out)
     require_same(out, about, manifest["preparation"])
     (out / PROGRESS).unlink(missing_ok=True)  # killed between writing the manifest and removing the journal
-    shards = [Shards(out, name) for name in manifest["splits"]]
-    for split in shards:
+    splits = {name: Shards(out, name) for name in manifest["splits"]}
+    for split in splits.values():
         split.verify()
-    splits = [split.info for split in shards]
-    size = sum(info.bytes for info in splits)
-    return Progress(
-        "done",
-        documents=sum(info.documents for info in splits),
-        tokens=sum(info.tokens for info in splits),
-        text_bytes=size,
-        shards=sum(len(info.shards) for info in splits),
-        resumed_bytes=size,
-        parent_peak=peak_memory(),
-    )
+    journal = Journal(out / PROGRESS, about, (0, 0), {name: split.info for name, split in splits.items()})
+    return Collector(out, 0, journal, manifest["tokenizer"]["hash"]).progress("done", 0, 0)
 
 
 def _clear(out: Path) -> None:
     """Remove what an earlier preparation wrote, the manifest first, and nothing else."""
-    ours = [
-        out / INDEX,
-        out / PROGRESS,
-        *(p for s in SPLITS for p in sorted(out.glob(f"{s}-*.bin"))),
-        out / "tokenizer.json",
-    ]
-    for path in ours:
+    shards = [path for split in SPLITS for path in sorted(out.glob(f"{split}-*.bin"))]
+    for path in (out / INDEX, out / PROGRESS, *shards, out / "tokenizer.json"):
         path.unlink(missing_ok=True)
 
 
@@ -185,7 +173,7 @@ def _locked(out: Path) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise UserError(
-                f"{out} is being prepared by another process: wait for it, or choose another --out."
+                f"{out} is being prepared by another process: wait for it, or choose another folder."
             ) from error
         yield
     finally:

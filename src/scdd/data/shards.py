@@ -19,6 +19,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -26,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scdd.core.errors import UserError
-from scdd.data.files import read_json, write_atomically
+from scdd.data.files import read_json, write_atomically, write_json
 from scdd.data.tokenizer import TextTokenizer
 
 MAGIC = b"SCDDSHRD"
@@ -34,7 +35,7 @@ SCHEMA = 1
 INDEX = "index.json"
 _PREFIX = struct.Struct("<8sII")
 _ALIGN = 64
-_AGAIN = "run `scdd prepare` again with --overwrite"
+_CURE = "restore it, or prepare the data again"
 
 
 @dataclass(frozen=True)
@@ -97,27 +98,28 @@ class _Shard:
     """One open shard: `tokens` and the documents' `ends`, both memory-mapped."""
 
     def __init__(self, path: Path, info: ShardInfo, tokenizer_hash: str) -> None:
+        def refusal(harm: str) -> UserError:
+            return UserError(f"shard {path} {harm}: {_CURE}.")
+
         try:
             size = path.stat().st_size
             with open(path, "rb") as file:
                 magic, schema, length = _PREFIX.unpack(file.read(_PREFIX.size))
                 about = json.loads(file.read(length)) if magic == MAGIC and schema == SCHEMA else {}
         except FileNotFoundError as error:
-            raise UserError(f"shard {path} is missing: restore it, or {_AGAIN}.") from error
+            raise refusal("is missing") from error
         except (struct.error, ValueError) as error:
-            raise UserError(f"shard {path} has a damaged header: restore it, or {_AGAIN}.") from error
+            raise refusal("has a damaged header") from error
         if magic != MAGIC or schema != SCHEMA:
-            raise UserError(f"shard {path} is not an scdd shard of schema {SCHEMA}: {_AGAIN}.")
+            raise refusal(f"is not an scdd shard of schema {SCHEMA}")
         if size != info.size:
-            raise UserError(
-                f"shard {path} has {size} bytes, not the {info.size} of {INDEX}: restore it, or {_AGAIN}."
-            )
+            raise refusal(f"has {size} bytes, not the {info.size} of {INDEX}")
         if about.get("tokenizer") != tokenizer_hash:
-            raise UserError(f"shard {path} was made with another tokenizer than {INDEX} names: {_AGAIN}.")
+            raise refusal(f"was made with another tokenizer than {INDEX} names")
         if (about.get("tokens"), about.get("documents")) != (info.tokens, info.documents):
-            raise UserError(f"shard {path} counts otherwise than {INDEX}: restore it, or {_AGAIN}.")
+            raise refusal(f"counts otherwise than {INDEX}")
         if about.get("dtype") not in ("<u2", "<u4"):
-            raise UserError(f"shard {path} has a damaged header: restore it, or {_AGAIN}.")
+            raise refusal("has a damaged header")
         dtype = np.dtype(about["dtype"])
         start = _PREFIX.size + length
         ends = start + -(-info.tokens * dtype.itemsize // 8) * 8
@@ -160,6 +162,11 @@ class MemoryTokens:
         self._ends = np.cumsum([len(ids) + 1 for ids in documents], dtype=np.int64)
         self.n_tokens, self.n_documents = len(self._tokens), len(self._ends)
 
+    @classmethod
+    def encoded(cls, texts: Sequence[str], tokenizer: TextTokenizer) -> MemoryTokens:
+        """The texts' tokens, each text a document."""
+        return cls(tokenizer.encode_batch(texts), tokenizer.bos_id, tokenizer.eos_id)
+
     def read(self, start: int, stop: int) -> NDArray[np.int64]:
         """As `TokenStream.read`."""
         return np.array(self._tokens[start:stop])
@@ -179,7 +186,7 @@ class Shards:
         if split not in manifest["splits"]:
             has = ", ".join(manifest["splits"]) or "nothing"
             raise UserError(
-                f"{self.folder} has no '{split}' split (it has: {has}): prepare it with --valid or --valid-fraction."
+                f"{self.folder} has no '{split}' split (it has: {has}): prepare the data with some of it kept for validation."
             )
         about = manifest["tokenizer"]
         self.tokenizer_hash: str = about["hash"]
@@ -190,18 +197,18 @@ class Shards:
         self._shards = [
             _Shard(self.folder / shard.file, shard, self.tokenizer_hash) for shard in self.info.shards
         ]
-        self._tokens_before = _running([shard.tokens for shard in self.info.shards])
-        self._documents_before = _running([shard.documents for shard in self.info.shards])
+        self._tokens_before = [0, *accumulate(shard.tokens for shard in self.info.shards)]
+        self._documents_before = [0, *accumulate(shard.documents for shard in self.info.shards)]
         self.n_tokens, self.n_documents = self._tokens_before[-1], self._documents_before[-1]
 
     def tokenizer(self) -> TextTokenizer:
         """The tokenizer beside the shards, which must be the one they were made with."""
-        found = TextTokenizer.from_file(self.folder / "tokenizer.json")
-        if found.hash != self.tokenizer_hash:
+        tokenizer = TextTokenizer.from_file(self.folder / "tokenizer.json")
+        if tokenizer.hash != self.tokenizer_hash:
             raise UserError(
-                f"{self.folder / 'tokenizer.json'} is not the tokenizer of these shards: restore it, or {_AGAIN}."
+                f"{self.folder / 'tokenizer.json'} is not the tokenizer of these shards: {_CURE}."
             )
-        return found
+        return tokenizer
 
     def require(self, tokenizer: TextTokenizer) -> None:
         """Refuse shards that were made with another tokenizer than `tokenizer`."""
@@ -250,8 +257,8 @@ def verify_shards(folder: Path, shards: Sequence[ShardInfo], threads: int = 4) -
         digests = pool.map(_digest, [folder / shard.file for shard in shards])
         for shard, digest in zip(shards, digests, strict=True):
             if digest != shard.blake2b:
-                said = "is missing" if digest is None else "is damaged (its checksum differs)"
-                raise UserError(f"shard {folder / shard.file} {said}: restore it, or {_AGAIN}.")
+                harm = "is missing" if digest is None else "is damaged (its checksum differs)"
+                raise UserError(f"shard {folder / shard.file} {harm}: {_CURE}.")
 
 
 def write_manifest(
@@ -272,33 +279,21 @@ def write_manifest(
         "preparation": preparation,
         "splits": {name: asdict(info) for name, info in splits.items() if info.shards},
     }
-    write_atomically(folder / INDEX, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
+    write_json(folder / INDEX, value)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
     """The contents of index.json; refuses a folder that has none or another schema."""
     if not (folder / INDEX).is_file():
-        half = (
-            " (its preparation was interrupted: run the same `scdd prepare` again)"
-            if (folder / "progress.json").exists()
-            else ""
-        )
-        raise UserError(
-            f"{folder} holds no prepared data, {INDEX} is missing{half}: make it with `scdd prepare … --out {folder}`."
-        )
+        begun = (folder / "progress.json").exists()
+        cure = "its preparation was interrupted, run the same one again" if begun else "prepare it first"
+        raise UserError(f"{folder} holds no prepared data, {INDEX} is missing: {cure} (`scdd prepare`).")
     value = cast(dict[str, Any], read_json(folder / INDEX))
     if value.get("format") != "scdd-shards" or value.get("schema") != SCHEMA:
         raise UserError(
             f"{folder / INDEX} is not a manifest of schema {SCHEMA}: prepare the data again with this version."
         )
     return value
-
-
-def _running(counts: list[int]) -> list[int]:
-    total = [0]
-    for count in counts:
-        total.append(total[-1] + count)
-    return total
 
 
 def _digest(path: Path) -> str | None:

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from scdd.core.errors import UserError
+from scdd.core.errors import UserError, reason
 from scdd.data.files import write_atomically
 
 if TYPE_CHECKING:
-    from scdd.core.vocab import Vocab
+    from scdd.core.types import Vocab
 
 BOS, EOS, MASK = "[BOS]", "[EOS]", "[MASK]"
 _BOS_NAMES = (BOS, "<s>", "<bos>", "<|begin_of_text|>", "<|startoftext|>", "[CLS]", "<|endoftext|>")
@@ -43,12 +43,7 @@ class TextTokenizer:
 
     def __init__(self, document: str, place: str = "tokenizer.json") -> None:
         """`document`: a tokenizer.json as `save` writes it (other files: `from_file`)."""
-        try:
-            self._tokenizer = Tokenizer.from_str(document)
-        except Exception as error:  # the library raises bare Exception
-            raise UserError(
-                f"{place} is not a tokenizer.json ({error}): give the file of a `tokenizers` tokenizer."
-            ) from error
+        self._tokenizer = _parsed(document, place)
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         self._tokenizer.encode_special_tokens = True
@@ -84,9 +79,9 @@ class TextTokenizer:
 
             path = hf_hub_download(str(name), "tokenizer.json")
         except Exception as error:
-            said = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise UserError(
-                f"--tokenizer {name} is neither a file nor a name found on the hub ({said})."
+                f"tokenizer {name} is neither a file nor a name that the hub knows ({reason(error)}): check it.",
+                "tokenizer",
             ) from error
         return cls.from_file(path)
 
@@ -95,7 +90,7 @@ class TextTokenizer:
         """Byte-level BPE of at most `size` ids, the special ones included, with [MASK] last. Any text round-trips."""
         if size < SMALLEST:
             raise UserError(
-                f"--train-tokenizer {size} is too small: 256 bytes and 3 special tokens need {SMALLEST}."
+                f"a tokenizer of {size} ids is too small: 256 bytes and 3 special tokens need {SMALLEST}."
             )
         tokenizer = Tokenizer(models.BPE())
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -112,16 +107,9 @@ class TextTokenizer:
     @classmethod
     def _completed(cls, document: str, place: str) -> TextTokenizer:
         """Give a foreign tokenizer the special tokens it lacks; leave one of ours as it is."""
-        try:
-            if _template(json.loads(document)) is not None:
-                return cls(document, place)
-            tokenizer = Tokenizer.from_str(document)
-        except UserError:
-            raise
-        except Exception as error:
-            raise UserError(
-                f"{place} is not a tokenizer.json ({error}): give the file of a `tokenizers` tokenizer."
-            ) from error
+        tokenizer = _parsed(document, place)
+        if _template(json.loads(document)) is not None:
+            return cls(document, place)
         bos, eos, mask = (_first(tokenizer, names) for names in (_BOS_NAMES, _EOS_NAMES, _MASK_NAMES))
         bos, eos = bos or eos or BOS, eos or bos or EOS
         mask = mask or MASK
@@ -162,7 +150,7 @@ class TextTokenizer:
     @property
     def vocab(self) -> Vocab:
         """V ids with their mask, for the model."""
-        from scdd.core.vocab import Vocab  # torch; preparing data does without
+        from scdd.core.types import Vocab  # torch; preparing data does without
 
         return Vocab(size=self.size, mask_id=self.mask_id)
 
@@ -189,12 +177,12 @@ class TextTokenizer:
         return TextTokenizer, (self.to_str(),)
 
     def _id(self, name: str) -> int:
-        found = self._tokenizer.token_to_id(name)
-        if found is None:
+        number = self._tokenizer.token_to_id(name)
+        if number is None:
             raise UserError(
                 f"the tokenizer's template names {name}, which its vocabulary lacks: add that token."
             )
-        return int(found)
+        return int(number)
 
     @cached_property
     def _cuts_at_newlines(self) -> bool:
@@ -212,6 +200,15 @@ class TextTokenizer:
 def single_threaded() -> None:
     """Keep the library from starting threads: workers are processes, one for each core."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+
+def _parsed(document: str, place: str) -> Tokenizer:
+    try:
+        return Tokenizer.from_str(document)
+    except Exception as error:  # the library raises bare Exception
+        raise UserError(
+            f"{place} is not a tokenizer.json ({error}): give the file of a `tokenizers` tokenizer."
+        ) from error
 
 
 def _canonical(document: dict[str, Any]) -> str:
@@ -237,9 +234,9 @@ def _template(document: dict[str, Any]) -> tuple[str, str, str] | None:
 
 
 def _roles(document: dict[str, Any], place: str) -> tuple[str, str, str]:
-    found = _template(document)
-    if found is None:
+    roles = _template(document)
+    if roles is None:
         raise UserError(
             f"{place} does not say which tokens are [BOS], [EOS] and [MASK]: load it with from_file."
         )
-    return found
+    return roles

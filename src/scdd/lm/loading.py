@@ -4,27 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from scdd import bundle, recipe
-from scdd.assemble import model as build
+from scdd.bundle import folder as bundle
 from scdd.core.errors import UserError
 from scdd.data.tokenizer import TextTokenizer
-from scdd.lm.checks import check_kinds
 from scdd.lm.model import LM
-from scdd.models.dit import DiT, DiTConfig
+from scdd.lm.options import RepairOptions
+from scdd.lm.rows import check_whole
+from scdd.models.attention import Rotary
+from scdd.models.dit import DiT
 from scdd.models.heads import QualityHead
-from scdd.models.rotary import Rotary
-from scdd.processes.base import Process
-from scdd.processes.options import PROCESSES, AutoregressiveOptions, MdlmOptions, NoisyOptions
+from scdd.models.options import DiTConfig
+from scdd.processes.autoregressive import Autoregressive
+from scdd.processes.base import Process, make_process, process_of_kind
+from scdd.processes.options import PROCESSES, MdlmOptions, NoisyOptions
+from scdd.recipe.load import ModelRecipe, model_recipe
 from scdd.samplers.options import SamplingOptions
 
 BUNDLED = Path(__file__).resolve().parent.parent / "assets" / "model"
+BUNDLED_NAME = "bundled"
 CONTEXT = 512  # for converted checkpoints, which do not say how long their rows were
-
 SHORTEST = 4
+REPAIR = "repair"  # where a checkpoint notes repair options of its own
 
 
 def load(
@@ -37,123 +40,110 @@ def load(
 ) -> LM:
     """A model ready to write.
 
-    `source` is a checkpoint folder, a run folder (its newest checkpoint) or a Hub id; None is the model that comes with
-    the package. `process` samples with another reverse process of the same marginals ("scdd" on GIDD's weights), and
-    says what a converted checkpoint was trained with. `overrides` change the recipe's sampling section
+    `source` is a checkpoint folder, a run folder (its newest checkpoint) or a Hub id; None, or "bundled", is the model that
+    comes with the package. `process` samples with another reverse process of the same marginals ("scdd" on GIDD's
+    weights), and says what a converted checkpoint was trained with. `overrides` change the recipe's sampling section
     ("sampling.steps=64").
     """
     changes = (overrides,) if isinstance(overrides, str) else tuple(overrides)
-    check_kinds(context=context)
-    if context is not None and context < SHORTEST:
-        raise UserError(f"context is {context}: give {SHORTEST} or more, [BOS] and [EOS] included.")
+    if context is not None:
+        check_whole("context", context, SHORTEST)
     for change in changes:
         if "=" in change and not change.strip().startswith("sampling."):
             raise UserError(
-                f"--set {change}: only sampling.… can be changed in a trained model; another process has --process."
+                f"{change}: only sampling.… can be changed in a trained model; another process is an option of its own."
             )
-    found = bundle.read(_folder(source))
-    if found.tokenizer is None:
+    checkpoint = bundle.read(locate(source))
+    if checkpoint.tokenizer is None:
         raise UserError(
-            f"{found.folder} has no tokenizer.json, so it cannot write text: convert it with its tokenizer."
+            f"{checkpoint.folder} has no tokenizer.json, so it cannot write text: convert it with its tokenizer."
         )
-    tokenizer = TextTokenizer(found.tokenizer, str(found.folder / "tokenizer.json"))
-    spec = _recipe(found, changes)
-    network = _network(found, spec)
-    forward = _process(found, spec, process)
-    quality = _quality(found, network.config)
-    length = context or (spec.data.length if spec is not None else CONTEXT)
-    sampling = spec.sampling if spec is not None else SamplingOptions()
-    model = LM(network, forward, tokenizer, length, sampling, quality, str(source or "the bundled model"))
+    spec = model_recipe(checkpoint.recipe, str(checkpoint.folder / "recipe.yaml"), changes)
+    network = _network(checkpoint)
+    model = LM(
+        network,
+        _process(checkpoint, spec, process),
+        TextTokenizer(checkpoint.tokenizer, str(checkpoint.folder / "tokenizer.json")),
+        context or (spec.length if spec is not None else CONTEXT),
+        sampling=spec.sampling if spec is not None else SamplingOptions(),
+        repair=RepairOptions(**checkpoint.extra.get(REPAIR, {})),
+        quality=_quality(checkpoint, network.config),
+        name="the bundled model" if source in (None, BUNDLED_NAME) else str(source),
+    )
     return model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
-def _folder(source: str | Path | None) -> str | Path:
-    if source is None:
+def locate(source: str | Path | None) -> str | Path:
+    """Where the model of that name lies: the package's own, or what `bundle.read` understands."""
+    if source is None or (source == BUNDLED_NAME and not Path(source).exists()):
         if not (BUNDLED / "model.safetensors").is_file():
             raise UserError(
-                "This build of scdd comes without its model: name a checkpoint (--model, or scdd.load(path)), or make one "
-                "with `scdd demo --run DIR`."
+                "This build of scdd comes without its model: name a checkpoint, or make one with `scdd demo --run DIR`."
             )
         return BUNDLED
     if not str(source):
         raise UserError(
             "The model's name is empty: give a folder or a Hub id, or leave it out for the bundled one."
         )
-    newest = (
-        sorted(Path(source, "checkpoints").glob("step-*")) if Path(source, "checkpoints").is_dir() else []
-    )
-    return newest[-1] if newest else source
+    return source
 
 
-def _recipe(found: bundle.Bundle, overrides: Iterable[str]) -> recipe.Recipe | None:
-    """The recipe, or None for a converted checkpoint, whose recipe is the network's section only."""
-    try:
-        return recipe.loads(found.recipe, str(found.folder / "recipe.yaml"), overrides)
-    except UserError:
-        if found.network is None or "converted_from" not in found.extra:
-            raise
-        return None
-
-
-def _network(found: bundle.Bundle, spec: recipe.Recipe | None) -> DiT:
-    weights = {k: v for k, v in found.weights.items() if not k.startswith("quality.")}
-    if found.network is not None:
-        config = DiTConfig(**found.network)
-    elif spec is not None:
-        config = build.network_config(spec, input_bias="output.input_bias" in weights)
-    else:
+def _network(checkpoint: bundle.Bundle) -> DiT:
+    weights = {k: v for k, v in checkpoint.weights.items() if not k.startswith("quality.")}
+    if checkpoint.network is None:
         raise UserError(
-            f"{found.folder} does not say its network's shape: take the folder again from where it came."
+            f"{checkpoint.folder} does not say its network's shape: take the folder again from where it came."
         )
+    config = DiTConfig(**checkpoint.network)
     with torch.device("meta"):
-        network = DiT(config, found.vocab)
+        network = DiT(config, checkpoint.vocab)
     try:
         network.load_state_dict(weights, assign=True)
         network.rotary = Rotary(config.head_width // 2)  # its tables are made, not stored
     except RuntimeError as error:
         detail = str(error).splitlines()[-1].strip()
         raise UserError(
-            f"{found.folder}'s weights do not fit its recipe ({detail}): take the folder again."
+            f"{checkpoint.folder}'s weights do not fit its recipe ({detail}): take the folder again."
         ) from error
     return network.eval().requires_grad_(False)
 
 
 def _process(
-    found: bundle.Bundle, spec: recipe.Recipe | None, wanted: str | Process | None
-) -> Process | None:
+    checkpoint: bundle.Bundle, spec: ModelRecipe | None, wanted: str | Process | None
+) -> Process | Autoregressive:
     """The recipe's process; under another name, that kernel with the same schedule, hence the same marginals."""
     if isinstance(wanted, Process):
         return wanted
-    if build.FOREIGN in found.extra:
+    if bundle.FOREIGN in checkpoint.extra:
         raise UserError(
-            f"{found.folder} was trained with {found.extra[build.FOREIGN]}, which its recipe cannot name: "
+            f"{checkpoint.folder} was trained with {checkpoint.extra[bundle.FOREIGN]}, which its recipe cannot name: "
             "load it from Python with that process, scdd.load(folder, process=…)."
         )
+    names = ", ".join(PROCESSES)
     if wanted is not None and wanted not in PROCESSES:
-        raise UserError(f"There is no process {wanted!r}: choose one of {', '.join(PROCESSES)}.")
+        raise UserError(f"There is no process {wanted!r}: choose one of {names}.", "process")
     if spec is None:
         if wanted is None:
             raise UserError(
-                f"{found.folder} was converted and does not say its process: name it (--process, or process=…), "
-                f"one of {', '.join(PROCESSES)}."
+                f"{checkpoint.folder} was converted and does not say its process: name it, one of {names}.",
+                "process",
             )
-        section: Any = MdlmOptions() if wanted == "mdlm" else NoisyOptions(kind=_noisy(wanted))
-        return build.process(section, found.vocab)
-    if isinstance(spec.process, AutoregressiveOptions):
-        if wanted is not None:
-            raise UserError(f"{found.folder} is autoregressive and has no process: leave --process out.")
-        return None
-    own = build.process(spec.process, found.vocab)
-    return own if wanted is None else build.process_of_kind(wanted, found.vocab, own.schedule)
+        own = MdlmOptions() if wanted == "mdlm" else NoisyOptions(kind=wanted)  # type: ignore[arg-type]
+        return make_process(own, checkpoint.vocab)
+    trained = make_process(spec.process, checkpoint.vocab)
+    if wanted is None:
+        return trained
+    if isinstance(trained, Autoregressive):
+        raise UserError(
+            f"{checkpoint.folder} is autoregressive and has no process: leave process out.", "process"
+        )
+    return process_of_kind(wanted, checkpoint.vocab, trained.schedule)
 
 
-def _noisy(name: str) -> Any:
-    return name
-
-
-def _quality(found: bundle.Bundle, config: DiTConfig) -> QualityHead | None:
+def _quality(checkpoint: bundle.Bundle, config: DiTConfig) -> QualityHead | None:
     """PRISM's head, where one was trained."""
-    weights = {k.removeprefix("quality."): v for k, v in found.weights.items() if k.startswith("quality.")}
+    prefix = "quality."
+    weights = {k.removeprefix(prefix): v for k, v in checkpoint.weights.items() if k.startswith(prefix)}
     if not weights:
         return None
     head = QualityHead(config.width, inner=weights["first.weight"].shape[0])

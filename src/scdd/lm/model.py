@@ -7,49 +7,59 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from typing_extensions import Unpack
 
-from scdd.assemble import samplers as build_samplers
 from scdd.core.errors import UserError
 from scdd.data.tokenizer import TextTokenizer
 from scdd.lm import rows as make
-from scdd.lm.checks import check_kinds, check_text, texts
-from scdd.lm.judge import THRESHOLD, check_strength, judge, repaired, two_sided
-from scdd.lm.results import Change, Correction, Sample, Score, TokenScore
-from scdd.lm.run import Engine, Run, Settings
+from scdd.lm.options import RepairOptions
+from scdd.lm.repair import Repair, diffusion_process, score_tokens
+from scdd.lm.results import Correction, Sample, Score
+from scdd.lm.rows import check_text, texts
+from scdd.lm.run import Engine, Run
 from scdd.models.compiled import compile_network
 from scdd.models.dit import DiT
 from scdd.models.graphed import Graphed
 from scdd.models.heads import QualityHead
-from scdd.ops import NO_FILTERS, Filters
+from scdd.ops.common import Filters
+from scdd.processes.autoregressive import Autoregressive
 from scdd.processes.base import Process
-from scdd.samplers.ancestral import Ancestral
-from scdd.samplers.base import Sampler, noisy
-from scdd.samplers.execute import check_final
-from scdd.samplers.options import ArOptions, GridOptions, SamplerOptions, SamplingOptions
+from scdd.samplers.base import Model, Sampler
+from scdd.samplers.options import ArOptions, Final, GridKind, SamplerOptions, SamplingOptions
+from scdd.samplers.plan import SamplingChanges, SamplingPlan, make_plan
+
+Grid = GridKind | Sequence[float]
 
 
 class LM:
-    """Weights, a process, a tokenizer, and the recipe's way of sampling as the default.
-
-    Keyword arguments of `generate` and `infill` override that default: steps, seed, sampler (a name such as "remdm-conf",
-    or a Sampler), final, top_p, top_k, temperature, grid ("uniform", "quadratic", "cosine", or times of your own),
-    tolerance, batch_size, together, record (keep every frame in `Sample.trajectory`).
-    """
+    """Weights, a process, a tokenizer, and the defaults of sampling and repair that the model comes with."""
 
     def __init__(
         self,
         network: DiT,
-        process: Process | None,
+        process: Process | Autoregressive,
         tokenizer: TextTokenizer,
         context: int,
+        *,
         sampling: SamplingOptions | None = None,
+        repair: RepairOptions | None = None,
         quality: QualityHead | None = None,
         name: str = "model",
     ) -> None:
         self.network, self.process, self.tokenizer, self.context = network, process, tokenizer, context
-        self.sampling = sampling or SamplingOptions()
+        self.sampling, self.repair = sampling or SamplingOptions(), repair or RepairOptions()
+        if isinstance(process, Autoregressive):
+            self.sampling = replace(self.sampling, sampler=ArOptions())
         self.quality, self.name = quality, name
         self._graphed: Graphed | None = None
+
+    def __repr__(self) -> str:
+        size = sum(parameter.numel() for parameter in self.network.parameters()) / 1e6
+        process = self.process if isinstance(self.process, Autoregressive) else self.process.schedule
+        return (
+            f"LM({self.name}: {size:.1f} M parameters, {self.engine.process_name} with {process!r}, "
+            f"{self.tokenizer.size:,} tokens, context {self.context}, on {self.device})"
+        )
 
     # -- where it runs ------------------------------------------------------------------------------------------------
 
@@ -63,30 +73,32 @@ class LM:
         try:
             place = torch.device(device)
             if place.type == "meta":
-                raise UserError("device is meta, which holds no numbers: use cpu or cuda.")
+                raise UserError("device is meta, which holds no numbers: use cpu or cuda.", "device")
             if place.type == "cuda" and not torch.cuda.is_available():
-                raise UserError(f"device is {device}, and torch sees no GPU: use cpu.")
+                raise UserError(f"device is {device}, and torch sees no GPU: use cpu.", "device")
             kind = dtype or (torch.bfloat16 if place.type == "cuda" else torch.float32)
             self.network.to(device=place, dtype=kind)
             if self.quality is not None:
                 self.quality.to(device=place, dtype=kind)
         except RuntimeError as error:
+            reason = str(error).splitlines()[0]
             raise UserError(
-                f"device {device} cannot be used ({str(error).splitlines()[0]}): use cpu or cuda."
+                f"device {device} cannot be used ({reason}): use cpu or cuda.", "device"
             ) from error
         return self
 
     def compile(self, **options: Any) -> LM:
         """Compile the network, on a GPU behind a CUDA graph (the first evaluation of each shape takes a while)."""
         compile_network(self.network, **options)
-        if self.process is not None:  # autoregressive decoding has a cache, whose shapes grow
+        if not self.engine.autoregressive:  # whose decoding has a cache, and shapes that grow
             self._graphed = Graphed(self.network)
         return self
 
     @property
     def engine(self) -> Engine:
         """The parts that a run needs."""
-        return Engine(self._graphed or self.network, self.process, self.tokenizer, self.context, self.device)
+        model = Model(self._graphed or self.network, self.process, self.quality, self.tokenizer.eos_id)
+        return Engine(model, self.tokenizer, self.context, self.device)
 
     @property
     def usual_length(self) -> int:
@@ -95,6 +107,10 @@ class LM:
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
+    def plan(self, **changes: Unpack[SamplingChanges]) -> SamplingPlan:
+        """How texts will be drawn: the model's own sampling options, with `changes` (those of `generate`)."""
+        return make_plan(self.sampling, changes)
+
     def generate(
         self,
         num: int = 1,
@@ -102,14 +118,33 @@ class LM:
         length: int | None = None,
         prompt: str | Sequence[str] = "",
         suffix: str = "",
-        **how: Any,
+        steps: int | None = None,
+        seed: int = 0,
+        sampler: str | SamplerOptions | Sampler | None = None,
+        grid: Grid | None = None,
+        final: Final | None = None,
+        top_p: float | None = None,
+        top_k: int | None = None,
+        temperature: float | None = None,
+        tolerance: float | None = None,
+        batch_size: int = 16,
+        rows_per_forward: int | None = None,
+        record: bool = False,
+        stop: bool | None = None,
     ) -> tuple[Sample, ...]:
         """`num` texts of `length` tokens (default: the recipe's, or the context), for each prompt if there are several.
 
-        The text is cut at its first end-of-text token unless `stop=False` or there is a suffix. Beyond the context it is
-        written window by window.
+        What is left out is as the model's recipe has it (`lm.sampling`). `sampler` is a name such as "remdm-conf", its
+        options, or a `Sampler` of your own; `grid` a kind, or times of your own; `tolerance` stops a text when fewer than
+        so many tokens are expected to change; `record` keeps every step in `Sample.trajectory`. A text is cut at its first
+        end-of-text token unless `stop=False` or there is a suffix. Beyond the context it is written window by window.
         """
-        return self.start(num, length=length, prompt=prompt, suffix=suffix, **how).results
+        plan = self.plan(
+            steps=steps, seed=seed, sampler=sampler, grid=grid, final=final, top_p=top_p, top_k=top_k,
+            temperature=temperature, tolerance=tolerance, batch_size=batch_size, rows_per_forward=rows_per_forward,
+            record=record, stop=not suffix if stop is None else stop,
+        )  # fmt: skip
+        return self.start(num, length=length, prompt=prompt, suffix=suffix, plan=plan).results
 
     def start(
         self,
@@ -118,203 +153,154 @@ class LM:
         length: int | None = None,
         prompt: str | Sequence[str] = "",
         suffix: str = "",
-        **how: Any,
+        plan: SamplingPlan | None = None,
     ) -> Run:
-        """`generate`, to be watched: iterate over its frames (every step's with `record=True`, else the last one's), then
-        read its results."""
+        """`generate`, to be watched: iterate over its frames (every step's if the plan records, else the last one's),
+        then read its results."""
         prompts = texts("The prompt", prompt)
         check_text("The suffix", suffix)
         if not prompts:
-            raise UserError("prompt is an empty list: give at least one, or leave it out.")
-        check_kinds(length=length)
+            raise UserError("prompt is an empty list: give at least one, or leave it out.", "prompt")
         make.check_num(num)
         size = self.usual_length if length is None else length
-        if size < 1:
-            raise UserError(f"length is {size}: ask for at least one token.")
-        made = [make.continued(self.tokenizer, each, suffix, size) for each in prompts]
-        settings = self._settings({"stop": not suffix, **how})
-        return Run(self.engine, [row for row in made for _ in range(num)], settings)
+        rows = [make.continued(self.tokenizer, each, suffix, size) for each in prompts]
+        return Run(self.engine, [row for row in rows for _ in range(num)], plan or self.plan(stop=not suffix))
 
     def infill(
-        self, text: str | Sequence[str], num: int = 1, *, blocks: bool = False, **how: Any
+        self,
+        text: str | Sequence[str],
+        num: int = 1,
+        *,
+        blocks: bool = False,
+        steps: int | None = None,
+        seed: int = 0,
+        sampler: str | SamplerOptions | Sampler | None = None,
+        grid: Grid | None = None,
+        final: Final | None = None,
+        top_p: float | None = None,
+        top_k: int | None = None,
+        temperature: float | None = None,
+        tolerance: float | None = None,
+        batch_size: int = 16,
+        rows_per_forward: int | None = None,
+        record: bool = False,
     ) -> tuple[Sample, ...]:
-        """Texts with their [MASK] and [MASK:12] spans filled in, `num` of each; all other tokens stay as they are."""
-        return self.start_infill(text, num, blocks=blocks, **how).results
+        """Texts with their [MASK] and [MASK:12] spans filled in, `num` of each; all other tokens stay as they are.
+
+        `blocks` goes through texts longer than the context in overlapping blocks; the rest is as in `generate`.
+        """
+        plan = self.plan(
+            steps=steps, seed=seed, sampler=sampler, grid=grid, final=final, top_p=top_p, top_k=top_k,
+            temperature=temperature, tolerance=tolerance, batch_size=batch_size, rows_per_forward=rows_per_forward,
+            record=record,
+        )  # fmt: skip
+        return self.start_infill(text, num, blocks=blocks, plan=plan).results
 
     def start_infill(
-        self, text: str | Sequence[str], num: int = 1, *, blocks: bool = False, **how: Any
+        self,
+        text: str | Sequence[str],
+        num: int = 1,
+        *,
+        blocks: bool = False,
+        plan: SamplingPlan | None = None,
     ) -> Run:
-        """`infill`, to be watched."""
-        if self.process is None:
+        """`infill`, to be watched. Nothing is cut at an end-of-text token: the text goes on after the span."""
+        if self.engine.autoregressive:
             raise UserError(
                 "An autoregressive model cannot fill in: use a diffusion model, or `generate` with a prompt."
             )
         make.check_num(num)
-        made = [make.with_spans(self.tokenizer, each) for each in texts("The text", text)]
-        self._check_room(max((len(row) for row in made), default=0), blocks)
-        settings = self._settings({"stop": False, **how})
-        return Run(self.engine, [row for row in made for _ in range(num)], settings)
+        rows = [make.with_spans(self.tokenizer, each) for each in texts("The text", text)]
+        self._check_room(max((len(row) for row in rows), default=0), blocks)
+        chosen = replace(plan or self.plan(), stop=False)
+        return Run(self.engine, [row for row in rows for _ in range(num)], chosen)
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
-    def score(self, text: str, *, strength: float = 0.1, blocks: bool = False) -> Score:
+    def score(self, text: str, *, strength: float | None = None, blocks: bool = False) -> Score:
         """How likely the model finds each token, and how much it doubts it at noise level `strength`."""
-        check_kinds(strength=strength)
+        options = self._repair_options({"strength": strength})
         row = make.whole(self.tokenizer, text)
         self._check_room(len(row), blocks)
-        scores, _, nfe = judge(self.engine, row, strength)
-        return Score(text, tuple(scores), strength, nfe)
+        scored = score_tokens(self.engine, row, options)
+        return Score(text, options.strength, scored.nfe, scored.tokens)
 
     def correct(
         self,
         text: str,
         *,
-        strength: float = 0.1,
-        mode: str = "reverse",
-        threshold: float = THRESHOLD,
+        mode: str | None = None,
+        strength: float | None = None,
+        threshold: float | None = None,
         freeze: make.Freeze = (),
-        steps: int = 16,
+        steps: int | None = None,
         seed: int = 0,
-        final: str = "greedy",
-        top_p: float = 0.9,
+        final: Final | None = None,
+        top_p: float | None = None,
         blocks: bool = False,
         record: bool = False,
     ) -> Correction:
-        """Keep what is right, repair what is not.
+        """Keep what is right, repair what is not; what is left out is as the model has it (`lm.repair`).
 
-        mode "reverse" takes the text for z_t at t = `strength` and walks the reverse process from there: doubts come from
-        the whole x_θ, replacements from its nucleus. mode "pass" changes, in one evaluation, every token whose probability
-        is below `threshold` of the best one's. `freeze` names pieces of the text, or character ranges, that must stay.
+        mode "reverse" takes the text for z_t at t = `strength` and walks the reverse process from there in `steps` steps:
+        doubts come from the whole x_θ, replacements from its nucleus `top_p`. mode "pass" changes, in one evaluation, every
+        token whose probability is below `threshold` of the best one's. `freeze` names pieces of the text, or character
+        ranges, that must stay.
         """
-        if mode == "reverse":
-            run, finish = self.start_correct(
-                text, strength=strength, freeze=freeze, steps=steps, seed=seed, final=final, top_p=top_p, blocks=blocks,
-                record=record,
-            )  # fmt: skip
-            return finish(run.results[0])
-        check_kinds(strength=strength, threshold=threshold)
-        row = make.whole(self.tokenizer, text, freeze)
-        self._check_room(len(row), blocks)
-        check_strength(strength)
-        if mode == "pass":
-            scores, best, nfe = judge(self.engine, row, strength)
-            tokens = repaired(row, scores, best, threshold)
-            p_after = [score.p_best for score in scores]
-            return self._correction(
-                text, row, tokens, scores, p_after, mode, strength, seed, 1, nfe, "pass", None
-            )
-        raise UserError(f"mode is {mode!r}: choose reverse or pass.")
+        wishes = {
+            "mode": mode, "strength": strength, "threshold": threshold, "steps": steps, "final": final, "top_p": top_p
+        }  # fmt: skip
+        repair = self.to_repair(text, wishes, freeze=freeze, seed=seed, blocks=blocks)
+        if repair.options.mode == "pass":
+            return repair.in_one_pass()
+        run, finish = self.start_correct(repair, record)
+        return finish(run.results[0])
 
-    def start_correct(
+    def to_repair(
         self,
         text: str,
+        wishes: dict[str, Any],
         *,
-        strength: float = 0.1,
         freeze: make.Freeze = (),
-        steps: int = 16,
         seed: int = 0,
-        final: str = "greedy",
-        top_p: float = 0.9,
         blocks: bool = False,
-        record: bool = False,
-    ) -> tuple[Run, Callable[[Sample], Correction]]:
-        """`correct` by the reverse process, to be watched: its run, and what makes a correction of the run's sample."""
-        check_kinds(strength=strength, steps=steps, seed=seed, top_p=top_p)
+    ) -> Repair:
+        """A text to repair and how, checked: the model's own `RepairOptions` with `wishes` put over them."""
+        options = self._repair_options(wishes)
         row = make.whole(self.tokenizer, text, freeze)
         self._check_room(len(row), blocks)
-        check_strength(strength)
-        if not noisy(two_sided(self.engine)):
+        process = diffusion_process(self.engine)
+        if options.mode == "reverse" and not process.has_uniform_noise:
             raise UserError(
                 "This model's process has no uniform noise, so its reverse never changes a visible token: "
                 "use mode pass, or a model trained with p_u > 0."
             )
-        check_final(final)
-        grid = build_samplers.grid(self.sampling.grid, steps, strength)
-        draws = Filters(top_p=top_p)
-        settings = Settings(Ancestral(), grid, NO_FILTERS, final, draws, seed=seed, record=True, stop=False)
+        return Repair(self.engine, text, row, options, seed)
 
-        def finish(sample: Sample) -> Correction:
-            assert sample.trajectory is not None
-            way = sample.trajectory
-            p_after = way.last_log_p.double().exp().nan_to_num(0.0).tolist()
-            scores, _, nfe = judge(self.engine, row, strength)
-            return self._correction(
-                text, row, sample.tokens, scores, p_after, "reverse", strength, seed, steps, nfe + sample.nfe, final,
-                way if record else None,
-            )  # fmt: skip
-
-        return Run(self.engine, [row], settings), finish
-
-    # -- details ------------------------------------------------------------------------------------------------------
-
-    def _correction(
-        self, text: str, row: make.Row, tokens: Sequence[int], scores: Sequence[TokenScore], p_after: Sequence[float],
-        mode: str, strength: float, seed: int, steps: int, nfe: int, final: str, trajectory: Any,
-    ) -> Correction:  # fmt: skip
-        changes = tuple(
-            Change(i, scores[i].text, self.tokenizer.token(new), scores[i].p, p_after[i], scores[i].doubt)
-            for i, (old, new) in enumerate(zip(row.tokens, tokens, strict=True))
-            if old != new
+    def start_correct(
+        self, repair: Repair, record: bool = False
+    ) -> tuple[Run, Callable[[Sample], Correction]]:
+        """A repair by the reverse process, to be watched: its run, and what makes a correction of the run's sample."""
+        options = repair.options
+        plan = make_plan(
+            SamplingOptions(grid=self.sampling.grid, steps=options.steps, final=options.final),
+            {
+                "draw_filters": Filters(top_p=options.top_p),
+                "seed": repair.seed,
+                "record": True,
+                "stop": False,
+            },
+            start=options.strength,
         )
-        return Correction(
-            text=self.engine.text(tokens) if changes else text,
-            before=text,
-            tokens=tuple(tokens),
-            changes=changes,
-            doubts=tuple(scores),
-            mode=mode,
-            strength=strength,
-            seed=seed,
-            steps=steps,
-            nfe=nfe,
-            sampler="ancestral" if mode == "reverse" else "threshold rule",
-            final=final,
-            process=self.engine.name(),
-            trajectory=trajectory,
-        )
+        return Run(repair.engine, [repair.row], plan), lambda sample: repair.of_walk(sample, record)
+
+    def _repair_options(self, wishes: dict[str, Any]) -> RepairOptions:
+        return replace(self.repair, **{name: value for name, value in wishes.items() if value is not None})
 
     def _check_room(self, tokens: int, blocks: bool) -> None:
         if tokens > self.engine.room and not blocks:
             raise UserError(
                 f"The text has {tokens} tokens and the model's context holds {self.engine.room}: shorten it, or go through "
-                "it in overlapping blocks (--blocks, or blocks=True)."
+                "it in overlapping blocks (blocks).",
+                "blocks",
             )
-
-    def _settings(self, how: dict[str, Any]) -> Settings:
-        """The recipe's sampling section with a caller's wishes put over it."""
-        check_kinds(**how)
-        base = self.sampling
-        known = {
-            name: how.pop(name)
-            for name in ("steps", "final", "top_p", "top_k", "temperature")
-            if how.get(name) is not None
-        }
-        for name in ("steps", "final", "top_p", "top_k", "temperature"):
-            how.pop(name, None)
-        chosen = replace(base, **known)
-        check_final(chosen.final)
-        sampler, times = how.pop("sampler", None), how.pop("grid", None)
-        if isinstance(times, str):
-            chosen, times = replace(chosen, grid=GridOptions(kind=times, start=chosen.grid.start)), None  # type: ignore[arg-type]
-        options = {k: v for k, v in how.items() if v is not None}
-        unknown = set(options) - set(Settings.__dataclass_fields__)
-        if unknown:
-            raise UserError(f"There is no sampling option {sorted(unknown)[0]!r}: see help(scdd.lm.LM).")
-        if options.get("batch_size", 1) < 1:
-            raise UserError(f"batch_size is {options['batch_size']}: draw at least one text at a time.")
-        return Settings(
-            sampler=sampler if isinstance(sampler, Sampler) else self._sampler(sampler),
-            grid=tuple(times) if times is not None else build_samplers.grid(chosen.grid, chosen.steps),
-            filters=build_samplers.filters(chosen),
-            final=chosen.final,
-            **options,
-        )
-
-    def sampler_section(self, name: str | None = None) -> SamplerOptions:
-        """The settings of the sampler called `name`, or without a name of the recipe's own."""
-        if name is not None:
-            return build_samplers.section(name)
-        return ArOptions() if self.process is None else self.sampling.sampler
-
-    def _sampler(self, name: str | None) -> Sampler:
-        return build_samplers.sampler(self.sampler_section(name), self.quality, self.tokenizer.eos_id)

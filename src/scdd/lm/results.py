@@ -1,13 +1,17 @@
-"""What the front door hands back: plain, frozen, typed."""
+"""What the verbs hand back: plain, frozen, typed. Notebooks show them as the player, the diff and the heat map."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, fields
+from html import escape
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from scdd.data.tokenizer import TextTokenizer
 
 
 class Moment(NamedTuple):
@@ -24,9 +28,10 @@ class Trajectory:
 
     start: Tensor  # [L] int64, the tokens before the first step
     tokens: Tensor  # [F, L] int64
-    moved: Tensor  # [F, L] int8, by number as `samplers.KINDS` names them
+    moved: Tensor  # [F, L] int8, by number as `samplers.loop.KINDS` names them
     log_p: Tensor  # [F, L] float32: log x_θ of each token; NaN unknown, −∞ at masks
     moments: tuple[Moment, ...]
+    tokenizer: TextTokenizer
 
     @property
     def last_log_p(self) -> Tensor:
@@ -38,8 +43,27 @@ class Trajectory:
 
 
 @dataclass(frozen=True)
-class Sample:
-    """A text that was drawn, and how."""
+class Result:
+    """Plain data that can be printed as one flat object."""
+
+    def json(self) -> dict[str, Any]:
+        """As `--json` prints it and the server answers it."""
+        shown = [each.name for each in fields(self) if each.metadata.get("json", True)]
+        return {name: _plain(getattr(self, name)) for name in shown}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Result):
+        return value.json()
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+
+
+HIDDEN = {"json": False}
+
+
+@dataclass(frozen=True)
+class Drawn(Result):
+    """How a text was drawn: what a `Sample` says besides its trajectory."""
 
     text: str
     tokens: tuple[int, ...]
@@ -49,28 +73,35 @@ class Sample:
     steps: int
     nfe: int
     """Network evaluations that this sample took."""
-    unmasked: int
     corrections: int
     """Visible tokens that were replaced by other visible ones."""
+    unmasked: int
     remasked: int
     sampler: str
     final: str
     process: str
     ended: bool = False
     """Whether the text stops at an end-of-text token."""
-    trajectory: Trajectory | None = None
-
-    def json(self) -> dict[str, Any]:
-        """One flat object, as `--json` prints it."""
-        names = (
-            *("text", "tokens", "seed", "index", "steps", "nfe", "corrections", "unmasked", "remasked"),
-            *("sampler", "final", "process", "ended"),
-        )
-        return {name: list(self.tokens) if name == "tokens" else getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)
-class TokenScore:
+class Sample(Drawn):
+    """A text that was drawn, and how."""
+
+    trajectory: Trajectory | None = field(default=None, metadata=HIDDEN, repr=False)
+
+    def _repr_html_(self) -> str:
+        from scdd.trace.page import player
+
+        return (
+            f"<pre>{escape(self.text)}</pre>"
+            if self.trajectory is None
+            else player(self, self.trajectory.tokenizer)
+        )
+
+
+@dataclass(frozen=True)
+class TokenScore(Result):
     """What a model thinks of one token of a given text."""
 
     position: int
@@ -84,39 +115,30 @@ class TokenScore:
     doubt: float
     """Probability that the token is wrong: 1 − p_θ(z_0 = z_t | z_t) at the noise level that was assumed."""
 
-    def json(self) -> dict[str, Any]:
-        """Plain data."""
-        return dict(self.__dict__)
-
 
 @dataclass(frozen=True)
-class Score:
+class Score(Result):
     """A doubt map."""
 
     text: str
-    tokens: tuple[TokenScore, ...]
     strength: float
     nfe: int
+    log_p: float = field(init=False)
+    """Mean log x_θ of the tokens (a pseudo-likelihood: each token is seen when it is scored)."""
+    tokens: tuple[TokenScore, ...]
 
-    @property
-    def log_p(self) -> float:
-        """Mean log x_θ of the tokens (a pseudo-likelihood: each token is seen when it is judged)."""
-        return sum(math.log(max(token.p, 1e-45)) for token in self.tokens) / len(self.tokens)
+    def __post_init__(self) -> None:
+        mean = sum(math.log(max(token.p, 1e-45)) for token in self.tokens) / len(self.tokens)
+        object.__setattr__(self, "log_p", mean)
 
-    def json(self) -> dict[str, Any]:
-        """Plain data."""
-        tokens = [token.json() for token in self.tokens]
-        return {
-            "text": self.text,
-            "strength": self.strength,
-            "nfe": self.nfe,
-            "log_p": self.log_p,
-            "tokens": tokens,
-        }
+    def _repr_html_(self) -> str:
+        from scdd.trace.html import heat_map
+
+        return heat_map(self)
 
 
 @dataclass(frozen=True)
-class Change:
+class Change(Result):
     """One token that was repaired."""
 
     position: int
@@ -125,23 +147,16 @@ class Change:
     p_before: float
     """x_θ of the old token in the text as it was given."""
     p_after: float
-    """x_θ of the new token when it was last judged."""
+    """x_θ of the new token as it was last seen."""
     doubt: float
-
-    def json(self) -> dict[str, Any]:
-        """Plain data."""
-        return dict(self.__dict__)
 
 
 @dataclass(frozen=True)
-class Correction:
-    """A repaired text, what was changed in it, and the doubt map of the text as it was given."""
+class Repaired(Result):
+    """How a text was repaired: what a `Correction` says besides doubts and trajectory."""
 
     text: str
     before: str
-    tokens: tuple[int, ...]
-    changes: tuple[Change, ...]
-    doubts: tuple[TokenScore, ...]
     mode: str
     strength: float
     seed: int
@@ -150,15 +165,19 @@ class Correction:
     sampler: str
     final: str
     process: str
-    trajectory: Trajectory | None = None
+    tokens: tuple[int, ...]
+    corrections: int
+    changes: tuple[Change, ...]
 
-    def json(self) -> dict[str, Any]:
-        """One flat object, as `--json` prints it."""
-        names = ("text", "before", "mode", "strength", "seed", "steps", "nfe", "sampler", "final", "process")
-        changes = [change.json() for change in self.changes]
-        return {
-            **{name: getattr(self, name) for name in names},
-            "tokens": list(self.tokens),
-            "corrections": len(self.changes),
-            "changes": changes,
-        }
+
+@dataclass(frozen=True)
+class Correction(Repaired):
+    """A repaired text, what was changed in it, and the doubt map of the text as it was given."""
+
+    doubts: tuple[TokenScore, ...] = field(default=(), metadata=HIDDEN, repr=False)
+    trajectory: Trajectory | None = field(default=None, metadata=HIDDEN, repr=False)
+
+    def _repr_html_(self) -> str:
+        from scdd.trace.html import diff
+
+        return diff(self)

@@ -1,18 +1,18 @@
-"""From texts to rows of tokens: what is given, what is to be drawn, and which tokens of a text a freeze covers."""
+"""From what callers hand over to rows of tokens: what is given, what is to be drawn, and what a freeze covers."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
+from typing import Any
 
 from scdd.core.errors import UserError
 from scdd.data.tokenizer import TextTokenizer
-from scdd.lm.checks import check_kinds, check_text
 
+MOST = 1 << 20  # a slip of the finger is answered before memory runs out
 SPAN = re.compile(r"\[MASK(?::(\d+))?\]")
-# A slip of the finger is answered before memory runs out.
-LONGEST, MOST = 1 << 20, 1 << 20  # tokens of a text, texts of a call
 Freeze = Sequence[str | tuple[int, int]]
 
 
@@ -29,16 +29,13 @@ class Row:
 
 def check_num(num: int) -> None:
     """Refuse a number of texts that nobody can mean."""
-    check_kinds(num=num)
-    if not 1 <= num <= MOST:
-        raise UserError(f"num is {num}: draw at least one text, and at most {MOST:,} in one call.")
+    check_whole("num", num, cure="; a text to go on from is prompt=…" if isinstance(num, str) else "")
 
 
 def continued(tokenizer: TextTokenizer, prompt: str, suffix: str, length: int) -> Row:
     """`length` tokens in all: the prompt's, masks, the suffix's."""
+    check_whole("length", length)
     before, after = (tokenizer.encode(text) if text else [] for text in (prompt, suffix))
-    if length > LONGEST:
-        raise UserError(f"length is {length}: ask for at most {LONGEST:,} tokens.")
     room = length - len(before) - len(after)
     if room < 1:
         raise UserError(
@@ -62,8 +59,8 @@ def with_spans(tokenizer: TextTokenizer, text: str) -> Row:
     end = 0
     for span in SPAN.finditer(text):
         digits = (span[1] or "1").lstrip("0") or "0"
-        if len(digits) > len(str(LONGEST)) or int(digits) > LONGEST:
-            raise UserError(f"{span[0][:30]} asks for too much: give a number of at most {LONGEST}.")
+        if len(digits) > len(str(MOST)) or int(digits) > MOST:
+            raise UserError(f"{span[0][:30]} asks for too much: give a number of at most {MOST}.")
         count = int(digits)
         if count < 1:
             raise UserError(f"{span[0]} asks for no token: give a number of at least 1.")
@@ -86,7 +83,7 @@ def whole(tokenizer: TextTokenizer, text: str, freeze: Freeze = ()) -> Row:
         raise UserError("The text is empty: give at least a word.")
     tokens = tokenizer.encode(text)
     pieces = (freeze,) if isinstance(freeze, str) else freeze
-    ranges = [found for item in pieces for found in _ranges(text, item)]
+    ranges = [each for item in pieces for each in _ranges(text, item)]
     frozen = [False] * len(tokens)
     if ranges:
         start = 0
@@ -99,13 +96,39 @@ def whole(tokenizer: TextTokenizer, text: str, freeze: Freeze = ()) -> Row:
 
 def _ranges(text: str, item: str | tuple[int, int]) -> list[tuple[int, int]]:
     if isinstance(item, str):
-        found = [match.span() for match in re.finditer(re.escape(item), text)] if item else []
-        if not found:
+        places = [match.span() for match in re.finditer(re.escape(item), text)] if item else []
+        if not places:
             raise UserError(
                 f"freeze names {item!r}, which the text does not contain: copy it letter by letter."
             )
-        return found
+        return places
     low, high = item
     if not 0 <= low < high <= len(text):
         raise UserError(f"freeze covers characters {low} to {high} of a text of {len(text)}: stay inside it.")
     return [(low, high)]
+
+
+def check_whole(name: str, value: Any, least: int = 1, cure: str = "") -> None:
+    """A whole number from `least` to a million."""
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise UserError(f"{name} is {value!r}: give a whole number{cure}.", name)
+    if not least <= int(value) <= MOST:
+        raise UserError(f"{name} is {value}: give {least} to {MOST:,}.", name)
+
+
+def check_text(name: str, value: Any) -> None:
+    """A text is a str without halves of surrogate pairs, which no tokenizer reads."""
+    if not isinstance(value, str):
+        raise UserError(f"{name} is of type {type(value).__name__}: give a text (str).")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UserError(f"{name} is not valid Unicode at character {error.start}: mend it first.") from error
+
+
+def texts(name: str, given: Any) -> list[str]:
+    """One text, or several of them, as a list."""
+    listed = list(given) if isinstance(given, Sequence) and not isinstance(given, str | bytes) else [given]
+    for each in listed:
+        check_text(name, each)
+    return listed

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scdd.models.attention import LayerCache, attend
-from scdd.models.rotary import rotate
+from scdd.models.attention import LayerCache, attend, rotate
 from scdd.ops.norm import add_norm
 
 FREQUENCIES = 256  # cosine and sine features of the time
@@ -68,7 +67,7 @@ class Linear(nn.Linear):
         return F.linear(x, *self._folded(gate.reshape(-1), x.dtype))
 
     def _folded(self, gate: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-        """(gate W, gate b); kept on a CPU for weights that nobody trains: folding took 7 % of a short text's time."""
+        """(gate W, gate b); kept on a CPU for weights that nobody trains, where folding is a good part of a short text's time."""
         weight, bias = self.weight, self.bias
         if torch.compiler.is_compiling() or weight.requires_grad or weight.device.type != "cpu":
             return self._fold(gate, dtype)
@@ -131,13 +130,6 @@ class TimeEmbedding(nn.Module):
         return F.silu(self.second.exact(F.silu(self.first.exact(features))))
 
 
-def is_block_matrix(name: str) -> bool:
-    """Whether the parameter of that name is a block's map from activations to activations (Muon's domain)."""
-    return "blocks." in name and name.endswith(
-        ("qkv.weight", "out.weight", "mlp_in.weight", "mlp_out.weight")
-    )
-
-
 class Block(nn.Module):
     """Attention and MLP, each behind an adaptive norm and a gate; both gates start at zero.
 
@@ -146,6 +138,8 @@ class Block(nn.Module):
     are float32 inside each kernel. What a layer adds to the stream is added by the norm that follows (`delta`), in the
     same pass over memory.
     """
+
+    MATRICES: ClassVar = ("qkv", "out", "mlp_in", "mlp_out")  # from activations to activations
 
     def __init__(self, width: int, heads: int, cond_width: int, causal: bool) -> None:
         super().__init__()

@@ -2,72 +2,56 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scdd.core.errors import UserError
-from scdd.core.head import Head
-from scdd.core.vocab import Vocab
-from scdd.models.attention import Cache, document_mask
+from scdd.core.types import Head, Vocab, padded
+from scdd.models.attention import Cache, Rotary, document_mask
 from scdd.models.blocks import Block, Linear, Norm, TimeEmbedding, parts_of, uniform_
-from scdd.models.heads import LMHead, dense_logits
-from scdd.models.rotary import Rotary
+from scdd.models.network import Network
+from scdd.models.options import DiTConfig
 
 SIGMA_EPS = 1e-3  # σ(1) stays finite
 
 
-@dataclass(frozen=True)
-class DiTConfig:
-    """The shape of the network.
+class LMHead(nn.Module):
+    """Weight [Vp, D] and bias [Vp], Vp = V rounded up to 128; zero at the start, as in the paper's code.
 
-    `time_input` is what the time embedding reads: "sigma", −log(1 − (1 − 1e-3) t), as SCDD and MDLM do, or "t", as
-    GIDD does; without `time_conditioning` it reads zero for every row. `input_bias` adds one learnt number, GIDD's, to
-    the input token's logit. `causal` makes the autoregressive variant.
+    There is no forward: `ops` multiplies, fused with the softmax, and takes the tensors from here.
     """
 
-    depth: int
-    width: int
-    heads: int
-    cond_width: int = 128
-    time_conditioning: bool = False
-    time_input: str = "sigma"
-    causal: bool = False
-    input_bias: bool = False
+    input_bias: nn.Parameter | None
 
-    def __post_init__(self) -> None:
-        if min(self.depth, self.width, self.heads, self.cond_width) < 1:
-            raise UserError("DiTConfig needs depth, width, heads and cond_width of at least 1.")
-        if self.width % (2 * self.heads):
-            raise UserError(
-                f"DiTConfig.width = {self.width} does not split into {self.heads} heads of an even number of channels: "
-                f"choose a multiple of {2 * self.heads}."
-            )
-        if self.time_input not in ("sigma", "t"):
-            raise UserError(f'DiTConfig.time_input is "{self.time_input}": choose "sigma" or "t".')
-        if self.causal and self.time_conditioning:
-            raise UserError(
-                "An autoregressive network has no time: set time_conditioning=False, or causal=False."
-            )
+    def __init__(self, width: int, vocab: Vocab, input_bias: bool = False) -> None:
+        super().__init__()
+        self.vocab = vocab
+        self.weight = nn.Parameter(torch.empty(padded(vocab.size), width))
+        self.bias = nn.Parameter(torch.empty(padded(vocab.size)))
+        # One axis: FSDP shards no scalars.
+        self.register_parameter("input_bias", nn.Parameter(torch.empty(1)) if input_bias else None)
 
-    @property
-    def head_width(self) -> int:
-        """Channels per attention head, Dh."""
-        return self.width // self.heads
+    def initialise(self) -> None:
+        """All zero: every ordinary token equally likely."""
+        nn.init.zeros_(self.weight)
+        nn.init.zeros_(self.bias)
+        if self.input_bias is not None:
+            nn.init.zeros_(self.input_bias)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """GIDD's networks carry the bias as a scalar, and converted ones did."""
+        name = f"{prefix}input_bias"
+        if name in state_dict:
+            state_dict[name] = state_dict[name].reshape(1)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
-SIZES = {
-    "nano": DiTConfig(depth=4, width=128, heads=4),
-    "mini": DiTConfig(depth=6, width=384, heads=6),
-    "tiny": DiTConfig(depth=8, width=512, heads=8),
-    "small": DiTConfig(depth=12, width=768, heads=12),
-    "medium": DiTConfig(depth=24, width=1024, heads=16),
-}
-
-
-class DiT(nn.Module):
+class DiT(Network):
     """x_θ(z_t, t) up to its last layer: `hidden` gives what `head` multiplies.
 
     `hidden` is a thin eager door in front of `forward`; `models.compiled.compile_network` compiles what is behind it,
@@ -126,8 +110,9 @@ class DiT(nn.Module):
                 )
             cache.room_for(z_t.shape[1])
         if not torch.compiler.is_compiling():
-            self.prepare(z_t.shape[1] + (cache.length if cache is not None else 0))
-        states: Tensor = self(z_t, t, documents, cache)
+            self.rotary.grow(z_t.shape[1] + (cache.length if cache is not None else 0))
+        with torch.autocast(z_t.device.type, self.compute_dtype) if self.compute_dtype else nullcontext():
+            states: Tensor = self(z_t, t, documents, cache)
         return states
 
     def forward(
@@ -142,17 +127,13 @@ class DiT(nn.Module):
         start = cache.length if cache is not None else 0
         rotary = self.rotary(start, start + z_t.shape[1])
         mask = None if documents is None else document_mask(documents, self.config.causal)
-        x = F.embedding(z_t, self.embedding.weight).to(self._compute_dtype())
+        x = F.embedding(z_t, self.embedding.weight).to(self.compute_dtype or self.embedding.weight.dtype)
         delta = None
         for i, block in enumerate(self.blocks):
             x, delta = block(x, delta, c, rotary, mask, None if cache is None else cache.layers[i])
         shift, scale = parts_of(self.modulation.exact(c), 2)
         states: Tensor = self.norm(x, delta, shift, scale)[1]
         return states
-
-    def prepare(self, length: int) -> None:
-        """Make room in the rotary tables; `hidden` does it by itself, `forward` alone does not."""
-        self.rotary.grow(length)
 
     def cache(self, capacity: int) -> Cache:
         """An empty key/value cache for `capacity` tokens a row."""
@@ -161,11 +142,16 @@ class DiT(nn.Module):
     @property
     def head(self) -> Head:
         """The vocabulary head's tensors."""
-        return self.output.tensors
+        output = self.output
+        return Head(weight=output.weight, vocab=self.vocab, bias=output.bias, input_bias=output.input_bias)
 
-    def logits(self, z_t: Tensor, t: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
-        """[B, L, V] float32 with −inf at the mask. For tests and small work: hot paths use `hidden`, `head` and ops."""
-        return dense_logits(self.hidden(z_t, t, documents), self.head, z_t)
+    def layers(self) -> Sequence[nn.Module]:
+        """The blocks."""
+        return list(self.blocks)
+
+    def hidden_matrices(self) -> list[str]:
+        """The four matrices of each block."""
+        return [f"blocks.{i}.{name}.weight" for i in range(self.config.depth) for name in Block.MATRICES]
 
     def num_parameters(self, embeddings: bool = True) -> int:
         """How many numbers are trained; `embeddings=False` leaves out the embedding and the head."""
@@ -179,11 +165,3 @@ class DiT(nn.Module):
             return torch.zeros(1, device=device)
         t = t.reshape(-1)
         return -torch.log1p(-(1 - SIGMA_EPS) * t) if self.config.time_input == "sigma" else t
-
-    def _compute_dtype(self) -> torch.dtype:
-        """Autocast's dtype where it is on, else the weights'."""
-        weight = self.embedding.weight
-        if not weight.is_meta and torch.is_autocast_enabled(weight.device.type):
-            dtype: torch.dtype = torch.get_autocast_dtype(weight.device.type)
-            return dtype
-        return weight.dtype

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from scdd.core.denoiser import Denoiser
-from scdd.core.head import Head
-from scdd.core.vocab import Vocab
+from scdd.core.types import Head, Vocab
 
 
 class Graphed:

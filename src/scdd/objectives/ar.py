@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from scdd.core import ElboCoefficients
-from scdd.objectives.base import Loss, Objective, counted
-from scdd.objectives.batch_slice import BatchSlice
-from scdd.ops import elbo
-
-if TYPE_CHECKING:
-    from scdd.models.denoiser import Denoiser
+from scdd.core.denoiser import Denoiser
+from scdd.objectives.base import BatchSlice, Loss, Objective, counted
+from scdd.ops.elbo import elbo
+from scdd.processes.autoregressive import Autoregressive
 
 
 def cross_entropy_coefficients(weight: Tensor) -> ElboCoefficients:
@@ -28,8 +24,8 @@ def cross_entropy_coefficients(weight: Tensor) -> ElboCoefficients:
 class ArObjective(Objective):
     """−log p(x_{i+1} | x_{≤ i}), on a causal network. A row's first token is given, not predicted."""
 
-    def __init__(self, impl: str = "auto") -> None:
-        self.impl = impl
+    def __init__(self, process: Autoregressive, impl: str = "auto") -> None:
+        self.process, self.impl = process, impl
 
     def loss(self, network: Denoiser, tokens: Tensor, documents: Tensor | None, part: BatchSlice) -> Loss:
         """Cross-entropy at every position but the first; also none where the next token begins another document."""

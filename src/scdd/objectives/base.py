@@ -1,22 +1,67 @@
-"""What a trainer asks of an objective. It hands over a network and tokens, and never sees a process."""
+"""What passes between a trainer and an objective: a slice of a batch in, a loss out, and a meter that sums losses.
+
+The trainer hands over a network and tokens, and never looks into a process.
+"""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from scdd.objectives.batch_slice import BatchSlice
-from scdd.objectives.times import Reduce
+from scdd.core.denoiser import Denoiser
+from scdd.core.rng import CounterRNG, derive_seed
+from scdd.core.stats import ratio_error
+from scdd.processes.autoregressive import Autoregressive
+from scdd.processes.base import Process
 
-if TYPE_CHECKING:
-    from scdd.models.denoiser import Denoiser
+Reduce = Callable[[Tensor], None]
+"""Sums a tensor over all ranks, in place."""
+
+
+@dataclass(frozen=True)
+class BatchSlice:
+    """Rows first … first + count − 1 of the `total` rows of global batch `step`: all that its randomness depends on.
+
+    Every number drawn for a row is a function of (seed, step, row), so neither ranks nor micro-batches nor a resumed
+    run change what is drawn.
+    """
+
+    seed: int
+    step: int
+    first: int
+    count: int
+    total: int
+
+    def keyed(self, use: str, device: torch.device | str) -> CounterRNG:
+        """A stream of numbers for each row."""
+        rows = torch.arange(self.count, device=device) + (self.step * self.total + self.first)
+        return CounterRNG(derive_seed(self.seed, use), rows, device)
+
+    def shared(self, use: str, device: torch.device | str) -> CounterRNG:
+        """A stream of numbers that all rows of the global batch share."""
+        return CounterRNG(
+            derive_seed(self.seed, use), torch.full((1,), self.step, dtype=torch.int64, device=device), device
+        )
+
+    def cut(self, first: int, count: int) -> BatchSlice:
+        """Rows first … of this slice, as a slice of the same global batch."""
+        return BatchSlice(self.seed, self.step, self.first + first, count, self.total)
+
+    def micro_batches(self, size: int | None) -> Iterator[tuple[slice, BatchSlice]]:
+        """This slice in pieces of `size` rows at most, or whole: which of its rows, and the piece."""
+        for first in range(0, self.count, size or self.count):
+            rows = slice(first, min(first + (size or self.count), self.count))
+            yield rows, self.cut(first, rows.stop - first)
 
 
 class Loss(NamedTuple):
-    """The loss of B rows. Over all parts of a global batch the `total`s sum to the batch's mean loss per position."""
+    """The loss of B rows. Over all slices of a global batch the `total`s sum to the batch's mean loss per position."""
 
     total: Tensor  # scalar with gradient
     nats: Tensor  # [B] summed over each row's tokens, weights of the times included; no gradient
@@ -25,6 +70,8 @@ class Loss(NamedTuple):
 
 class Objective(ABC):
     """A loss to train on, an honest number to report, and whatever the loss learns about itself on the way."""
+
+    process: Process | Autoregressive
 
     @abstractmethod
     def loss(self, network: Denoiser, tokens: Tensor, documents: Tensor | None, part: BatchSlice) -> Loss:
@@ -39,7 +86,7 @@ class Objective(ABC):
         return {}
 
     def end_step(self, reduce: Reduce) -> None:  # noqa: B027 (most objectives learn nothing)
-        """After each optimiser step; `reduce` sums a tensor over ranks."""
+        """After each optimiser step."""
 
     def state_dict(self) -> dict[str, Tensor]:
         """What a resumed run needs to know."""
@@ -54,3 +101,46 @@ def counted(tokens: Tensor, documents: Tensor | None) -> Tensor:
     if documents is None:
         return torch.ones(tokens.shape, dtype=torch.float64, device=tokens.device)
     return (documents >= 0).to(torch.float64)
+
+
+class Estimate(NamedTuple):
+    """Nats per token with standard error, over so many sequences and tokens."""
+
+    mean: float
+    error: float
+    sequences: int
+    tokens: int
+
+    @property
+    def ppl(self) -> float:
+        """Perplexity, e^mean."""
+        return math.exp(self.mean) if self.mean < 700 else math.inf
+
+    @property
+    def ppl_error(self) -> float:
+        """Standard error of the perplexity, to first order."""
+        return self.ppl * self.error
+
+
+class RatioMeter:
+    """Σ nats / Σ tokens over sequences, on any number of ranks: running sums in one small tensor, without a host sync."""
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self.sums = torch.zeros(6, dtype=torch.float64, device=device)  # n, Σk, Σa, Σa², Σak, Σk²
+
+    def add(self, nats: Tensor, tokens: Tensor) -> None:
+        """Take in sequences: their summed nats a [B] and how many tokens k each has [B]."""
+        a, k = nats.detach().to(torch.float64), tokens.to(torch.float64)
+        self.sums += torch.stack((torch.ones_like(a), k, a, a * a, a * k, k * k)).sum(1)
+
+    def estimate(self) -> Estimate:
+        """The ratio and its standard error. Reads the sums: this waits for the device.
+
+        Sequences are taken as independent. Times that are spread evenly over the batch make the truth better than that.
+        """
+        n, k, a, aa, ak, kk = self.sums.tolist()
+        if not k:
+            return Estimate(math.nan, math.nan, 0, 0)
+        mean = a / k
+        squares = max(aa - 2 * mean * ak + mean * mean * kk, 0.0) if math.isfinite(mean) else math.nan
+        return Estimate(mean, ratio_error(squares, n, k), round(n), round(k))

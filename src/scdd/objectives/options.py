@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator
 
+from scdd.core.errors import OptionError
 from scdd.core.options import Count, Options, Positive, ShareAboveZero, ShareBelowOne
 
 
@@ -52,6 +53,12 @@ TimesOptions = Annotated[
     UniformTimesOptions | LowDiscrepancyTimesOptions | ImportanceTimesOptions | AdaptiveTimesOptions,
     Discriminator("kind"),
 ]
+DENSITIES = {
+    "uniform": "scdd.objectives.times:Uniform",
+    "low-discrepancy": "scdd.objectives.times:LowDiscrepancy",
+    "importance": "scdd.objectives.times:Power",
+    "adaptive": "scdd.objectives.times:Adaptive",
+}
 
 
 @dataclass(frozen=True)
@@ -65,6 +72,14 @@ class ElboOptions(Options):
     """elbo: the bound itself; dynamic: GIDD+'s weights (2 on masks, 1 on noise, almost 0 on clean tokens), with steps null."""
     times: TimesOptions = UniformTimesOptions()
     """How times are drawn."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.weighting == "dynamic" and self.steps is not None:
+            raise OptionError(
+                f"weighting dynamic weighs rates, and steps is {self.steps}: set steps to null, or weighting to elbo.",
+                "steps",
+            )
 
 
 @dataclass(frozen=True)

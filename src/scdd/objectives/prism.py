@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from scdd.core.denoiser import Denoiser
 from scdd.core.rng import uniforms
-from scdd.objectives.base import Loss, Objective, counted
-from scdd.objectives.batch_slice import BatchSlice
+from scdd.objectives.base import BatchSlice, Loss, Objective, counted
+from scdd.objectives.options import PrismOptions
 from scdd.objectives.times import TimeSampler
-from scdd.ops import elbo, redraw
+from scdd.ops.elbo import elbo
+from scdd.ops.head import redraw
 from scdd.processes.base import Process
-
-if TYPE_CHECKING:
-    from scdd.models.denoiser import Denoiser
 
 
 class PrismObjective(Objective):
@@ -26,24 +23,25 @@ class PrismObjective(Objective):
     row counts its judged tokens' mean, so the normalisation needs no word between ranks.
     """
 
-    def __init__(self, process: Process, quality: nn.Module, freeze: bool = True, share: float = 1.0) -> None:
-        """`share` is the weight λ of the BCE beside the MDLM loss when the denoiser is trained too (freeze false)."""
-        self.process, self.quality, self.freeze, self.share = process, quality, freeze, share
+    process: Process
+
+    def __init__(self, process: Process, quality: nn.Module, options: PrismOptions) -> None:
+        self.process, self.quality, self.options = process, quality, options
         self.times = TimeSampler()
 
     def loss(self, network: Denoiser, tokens: Tensor, documents: Tensor | None, part: BatchSlice) -> Loss:
-        """λ·BCE, plus the continuous-time ELBO of the denoiser unless it is frozen."""
+        """The BCE, or unless the denoiser is frozen its continuous-time ELBO plus `share` times the BCE."""
         times = self.times.draw(part, tokens.device)
         z_t = self.process.corrupt(tokens, times.t, part.keyed("corrupt", tokens.device))
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.freeze):
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.options.freeze):
             hidden = network.hidden(z_t, times.t, documents)
         judged = self._judged(network, hidden.detach(), z_t, tokens, documents, times.t, part)
-        if self.freeze:
+        if self.options.freeze:
             return judged
         real = counted(tokens, documents) * times.weight[:, None] / (part.total * tokens.shape[1])
         rows = self.process.elbo_coefficients(tokens, z_t, times.t).scaled(real).flatten(tokens.shape)
         bound, _ = elbo(hidden.flatten(0, 1), network.head, tokens.flatten(), z_t.flatten(), rows)
-        return judged._replace(total=bound + self.share * judged.total)
+        return judged._replace(total=bound + self.options.share * judged.total)
 
     def evaluate(self, network: Denoiser, tokens: Tensor, documents: Tensor | None, part: BatchSlice) -> Loss:
         """The BCE alone, in nats per judged token."""
@@ -72,7 +70,7 @@ class PrismObjective(Objective):
             u = uniforms(z_t.shape, source).flatten()
             drawn = redraw(hidden.flatten(0, 1), network.head, filled.flatten(), u, z_t=z_t.flatten()).tokens
             y = torch.where(filled, drawn.view_as(z_t), z_t)
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.freeze):
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.options.freeze):
             states = network.hidden(y, s, documents)
         right = (y == x).to(torch.float32)
         bce = binary_cross_entropy_with_logits(self.quality(states).float(), right, reduction="none") * filled

@@ -17,18 +17,21 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import NamedTuple, final
+from typing import ClassVar, NamedTuple, final
 
 import torch
 from torch import Tensor
 
 from scdd.core import UserError
 from scdd.core.rng import uniforms
-from scdd.objectives.batch_slice import BatchSlice
-
-Reduce = Callable[[Tensor], None]
-"""Sums a tensor over all ranks, in place."""
+from scdd.objectives.base import BatchSlice, Reduce
+from scdd.objectives.options import (
+    AdaptiveTimesOptions,
+    ImportanceTimesOptions,
+    LowDiscrepancyTimesOptions,
+    UniformTimesOptions,
+)
+from scdd.processes.base import Process
 
 
 class Times(NamedTuple):
@@ -41,6 +44,9 @@ class Times(NamedTuple):
 
 class Density(ABC):
     """A law of t on [0, 1]. A fixed one says the three functions; `Adaptive` also learns."""
+
+    spread_evenly: ClassVar[bool] = True
+    """Whether a batch's draws share out [0, 1] among them (low discrepancy), or are independent."""
 
     @abstractmethod
     def quantile(self, u: Tensor) -> Tensor:
@@ -68,16 +74,10 @@ class Density(ABC):
         """Take over what `state_dict` gave."""
 
 
-@final
-class Power(Density):
+class PowerLaw(Density):
     """t = u^power: p(t) = t^{1/power − 1}/power. Power 1 is uniform, above 1 it crowds towards t = 0."""
 
-    def __init__(self, power: float = 1.0) -> None:
-        if not power > 0:
-            raise UserError(
-                f"objective.times.power is {power}: choose a positive number (2 for the paper's schedule)."
-            )
-        self.power = power
+    power: float = 1.0
 
     def quantile(self, u: Tensor) -> Tensor:
         """u^power."""
@@ -93,7 +93,24 @@ class Power(Density):
 
 
 @final
-class Adaptive(Density):
+class Uniform(UniformTimesOptions, PowerLaw):
+    """Every time equally likely, draws independent of each other: the paper's."""
+
+    spread_evenly: ClassVar[bool] = False
+
+
+@final
+class LowDiscrepancy(LowDiscrepancyTimesOptions, PowerLaw):
+    """Every time equally likely, draws spread evenly."""
+
+
+@final
+class Power(ImportanceTimesOptions, PowerLaw):
+    """t = u^power, draws spread evenly."""
+
+
+@final
+class Adaptive(AdaptiveTimesOptions, Density):
     """p(t) ∝ √E[loss(t)²], learnt while training.
 
     Piecewise constant in v = t^{1/power}, in which the loss is tame, over `bins` equal cells. A cell's probability is
@@ -102,13 +119,12 @@ class Adaptive(Density):
     weight exceeds that of t = u^power by more than 1/floor, whatever has been seen. Until something has been, it is t = u^power.
     """
 
-    def __init__(self, power: float = 2.0, bins: int = 64, decay: float = 0.99, floor: float = 0.1) -> None:
-        self._base = Power(power)
-        self.bins, self.decay, self.floor = bins, decay, floor
-        self._seen = torch.zeros(
-            2, bins, dtype=torch.float64
-        )  # sum of squares and number of draws, both fading
-        self._fresh = torch.zeros(2, bins, dtype=torch.float64)  # this step's, this rank's
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._base = Power(self.power)
+        # sum of squares and number of draws, both fading; and this step's, this rank's
+        self._seen = torch.zeros(2, self.bins, dtype=torch.float64)
+        self._fresh = torch.zeros_like(self._seen)
 
     def quantile(self, u: Tensor) -> Tensor:
         """Through the cell in which u falls."""
@@ -150,7 +166,8 @@ class Adaptive(Density):
         """The cells must be the same."""
         if state["seen"].shape != self._seen.shape:
             raise UserError(
-                "the adaptive times to resume from have other cells: resume with the same recipe."
+                f"the adaptive times to resume from have other cells: set bins to {state['seen'].shape[1]}.",
+                "bins",
             )
         self._seen = state["seen"].to(self._seen.device, torch.float64).clone()
 
@@ -177,30 +194,21 @@ class Adaptive(Density):
 
 @final
 class TimeSampler:
-    """Draws times from a density, on a grid of T steps or anywhere, independent or spread evenly.
+    """Draws times from a density, on a grid of T steps or anywhere.
 
     On the grid step i is drawn with P(i) = F(i/T) − F((i − 1)/T), over all i = 1 … T, and weighs 1/P(i): T for the
     paper's uniform grid. Spread evenly (low discrepancy): one random offset shifts total equal strata of the global
     batch, mapped through the density's quantiles. Each draw alone has the same law as an independent one.
     """
 
-    def __init__(
-        self, density: Density | None = None, steps: int | None = None, stratified: bool = True
-    ) -> None:
-        if steps is not None and steps < 1:
-            raise UserError(
-                f"objective.steps is {steps}: give at least one step, or null for continuous time."
-            )
-        self.density, self.steps, self.stratified = density or Power(), steps, stratified
+    def __init__(self, density: Density | None = None, steps: int | None = None) -> None:
+        self.density, self.steps = density or LowDiscrepancy(), steps
 
     def draw(self, part: BatchSlice, device: torch.device | str = "cpu") -> Times:
-        """Times of this part's rows."""
-        u = (
-            self._strata(part, device)
-            if self.stratified
-            else uniforms((part.count,), part.keyed("times", device))
-        )
-        return self.at(u)
+        """Times of this slice's rows."""
+        if self.density.spread_evenly:
+            return self.at(self._strata(part, device))
+        return self.at(uniforms((part.count,), part.keyed("times", device)))
 
     def at(self, u: Tensor) -> Times:
         """The times at shares u of the density, uniform in [0, 1) if the expectation is to be the ELBO."""
@@ -219,14 +227,6 @@ class TimeSampler:
         row = torch.arange(part.first, part.first + part.count, device=device)
         return (((row * _stride(part.total)) % part.total).double() / part.total + offset) % 1.0
 
-    def observe(self, times: Times, losses: Tensor) -> None:
-        """See `Density.observe`."""
-        self.density.observe(times, losses)
-
-    def update(self, reduce: Reduce) -> None:
-        """See `Density.update`."""
-        self.density.update(reduce)
-
 
 def _stride(total: int) -> int:
     """About total/φ and coprime to it, so that j·stride mod total visits every stratum once."""
@@ -234,3 +234,25 @@ def _stride(total: int) -> int:
     while math.gcd(stride, total) != 1:
         stride += 1
     return stride
+
+
+class NelboDensities(NamedTuple):
+    """Laws of t for estimates of the bound itself."""
+
+    alone: Power  # for all looks
+    mixture: tuple[
+        Power, Power
+    ]  # shared by the looks, three to one; a draw is paid for by the mixture of both
+
+
+def nelbo_densities(process: Process) -> NelboDensities:
+    """Times at which to look where the bound is reported: `alone` while training, the `mixture` in measurements.
+
+    As t → 0 a token is lost with probability ∝ t^a (`Schedule.onset`), and then weighs ∝ 1/t. t = u^{1/a} suits the
+    mean over many tokens, which is all that a validation curve needs; with uniform noise u² at least. But a single
+    token's second moment is then u·(1/u)², which diverges, and an estimate that has not met its rare tokens is too low
+    and too sure of itself. With u^{2/a} it is bounded, hence with any share of it.
+    """
+    a = process.schedule.onset()
+    alone = max(2.0 if process.has_uniform_noise else 1.0, 1.0 / a)
+    return NelboDensities(Power(alone), (Power(1.0 / a), Power(2.0 / a)))

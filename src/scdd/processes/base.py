@@ -7,20 +7,29 @@ B batch, L length, K ordinary tokens, V = K + 1. Times t ≥ s are floats, tenso
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import cached_property
+from importlib import import_module
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from scdd.core import ElboCoefficients, Kernel, Levels, Transition, UserError, Vocab
+from scdd.core import ElboCoefficients, Kernel, Levels, Transition, Vocab
+from scdd.core.options import component
 from scdd.core.rng import Randomness, integers, uniforms
 from scdd.processes import elbo
+from scdd.processes.autoregressive import Autoregressive
+from scdd.processes.options import PROCESSES, AutoregressiveOptions, ProcessOptions
 from scdd.schedules.base import Schedule, interior
+from scdd.schedules.options import SCHEDULES
 
 Time = Tensor | float | Levels
 
 
 class Process(ABC):
     """A forward process with the marginals of `eq:marginal`; a concrete one says its kernel and its rates, no more."""
+
+    autoregressive: ClassVar[bool] = False
 
     def __init__(self, vocab: Vocab, schedule: Schedule) -> None:
         schedule.check()
@@ -33,6 +42,11 @@ class Process(ABC):
     @abstractmethod
     def rates(self, z_t: Tensor, t: Time) -> Kernel:
         """R_t(z_t, v) as a row over v: lim (kernel − 1[v = z_t]) / (t − s) as s → t."""
+
+    @cached_property
+    def has_uniform_noise(self) -> bool:
+        """Whether tokens may be replaced by random ones, i.e. not ρ ≡ 1."""
+        return bool((self.levels(torch.linspace(0, 1, 65, dtype=torch.float64)).one_minus_rho > 0).any())
 
     def levels(self, t: Time) -> Levels:
         """γ_t, ρ_t, their complements and derivatives."""
@@ -139,14 +153,26 @@ class Process(ABC):
         grid, or the integral of the rate over t.
         """
         if s is not None:
-            return elbo.discrete_coefficients(self, x, z_t, s, t)
-        t = self.inside(t)
-        return elbo.divergence_coefficients(self, x, z_t, t, *elbo.continuous_weights(self, x, z_t, t))
+            at_s, at_t = self._aligned(s, z_t), self._aligned(t, z_t)
+            return elbo.discrete_coefficients(
+                self.kernel(z_t, s, t), at_s, at_t, self._relation(x, z_t, at_t)
+            )
+        return self._divergences(x, z_t, t, elbo.continuous_weights)
 
     def dynamic_coefficients(self, x: Tensor, z_t: Tensor, t: Time) -> ElboCoefficients:
         """The divergences of `elbo_coefficients` in continuous time under GIDD+'s dynamic weights: no ELBO, but bounded."""
-        t = self.inside(t)
-        return elbo.divergence_coefficients(self, x, z_t, t, *elbo.dynamic_weights(self, x, z_t, t))
+        return self._divergences(x, z_t, t, elbo.dynamic_weights)
+
+    def _divergences(self, x: Tensor, z_t: Tensor, t: Time, weights: elbo.Weights) -> ElboCoefficients:
+        at = self._aligned(self.inside(t), z_t)
+        relation = self._relation(x, z_t, at)
+        return elbo.divergence_coefficients(at, relation, weights(self.rates(z_t, at), at, relation))
+
+    def _relation(self, x: Tensor, z_t: Tensor, at: Levels) -> elbo.Relation:
+        same = z_t == x
+        below = self.likelihood(z_t, same.to(torch.float64), at)
+        inverse = torch.where(below > 0, 1.0 / torch.where(below > 0, below, 1.0), 0.0)
+        return elbo.Relation(same, z_t != self.vocab.mask_id, inverse, self.vocab.K)
 
     def inside(self, t: Time) -> Levels:
         """Levels strictly inside (0, 1), where rates are finite."""
@@ -154,14 +180,6 @@ class Process(ABC):
 
     def _aligned(self, t: Time, z: Tensor) -> Levels:
         return self.levels(t).like(z)
-
-    def _require_mask_only(self) -> None:
-        """For processes that are defined at ρ ≡ 1 only."""
-        if (self.levels(torch.linspace(0, 1, 65, dtype=torch.float64)).one_minus_rho > 0).any():
-            raise UserError(
-                f"{type(self).__name__} needs ρ ≡ 1 but {self.schedule!r} has uniform noise: "
-                "set process.schedule.kind=masked, or process.kind=scdd."
-            )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.vocab!r}, {self.schedule!r})"
@@ -186,3 +204,18 @@ def hazard_rate(at: Levels, name: str) -> Tensor:
     value, derivative = getattr(at, name), getattr(at, f"d{name}")
     rate: Tensor = -derivative / torch.where(value > 0, value, torch.inf)
     return rate
+
+
+def make_process(options: ProcessOptions, vocab: Vocab) -> Process | Autoregressive:
+    """The forward process of these options, or what stands for it in the autoregressive baseline."""
+    if isinstance(options, AutoregressiveOptions):
+        return Autoregressive(vocab)
+    kind, values = component(options.schedule, SCHEDULES)
+    return process_of_kind(options.kind, vocab, kind(**values))
+
+
+def process_of_kind(kind: str, vocab: Vocab, schedule: Schedule) -> Process:
+    """The process of that name over a schedule at hand."""
+    module, _, name = PROCESSES[kind].partition(":")
+    process: Process = getattr(import_module(module), name)(vocab, schedule)
+    return process

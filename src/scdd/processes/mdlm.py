@@ -7,7 +7,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from scdd.core import Kernel, Vocab
+from scdd.core import Kernel, UserError, Vocab
 from scdd.processes.base import Process, Time, hazard_rate, survival_ratio
 from scdd.schedules.base import Schedule
 
@@ -21,7 +21,11 @@ class MDLM(Process):
 
     def __init__(self, vocab: Vocab, schedule: Schedule) -> None:
         super().__init__(vocab, schedule)
-        self._require_mask_only()
+        if self.has_uniform_noise:
+            raise UserError(
+                f"MDLM needs ρ ≡ 1 but {schedule!r} has uniform noise: use a masked schedule, or SCDD.",
+                "schedule",
+            )
 
     def kernel(self, z_t: Tensor, s: Time, t: Time) -> Kernel:
         """`eq:mdlm-forward`: a token stays with probability α_t/α_s, else it is masked."""

@@ -7,8 +7,8 @@ from typing import Any
 import yaml
 
 from scdd.core.errors import UserError
+from scdd.recipe.load import parse
 from scdd.recipe.sections import Recipe
-from scdd.recipe.text import parse
 from scdd.recipe.tree import default_of, hints, kinds, members, section_of
 
 

@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from scdd.core import Levels, Transition
+from scdd.core import Levels, Transition, UserError, Vocab
 from scdd.core.denoiser import Denoiser
-from scdd.core.errors import UserError
 from scdd.core.rng import CounterRNG, uniforms
-from scdd.core.vocab import Vocab
-from scdd.ops import Filters
+from scdd.processes.autoregressive import Autoregressive
 from scdd.processes.base import Process
-from scdd.samplers.grids import Grid
-from scdd.samplers.network import Evaluation
+from scdd.samplers.prediction import Prediction
+
+if TYPE_CHECKING:
+    from scdd.samplers.plan import SamplingPlan
+
+
+Grid = tuple[float, ...]
+"""Times as data: N + 1 falling ones, the last one 0, hence N steps and N network evaluations."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """What the loop and its samplers use of a language model."""
+
+    denoiser: Denoiser
+    process: Process | Autoregressive
+    quality: Callable[[Tensor], Tensor] | None = None  # PRISM's head, where one was trained
+    eos_id: int | None = None  # ends an autoregressive row
 
 
 class Tokens(NamedTuple):
@@ -26,117 +42,117 @@ class Tokens(NamedTuple):
 
     tokens: Tensor  # [B, L]
     log_p: Tensor  # [B, L]
+    finished: Tensor | None = None  # [B]: rows that end with this step (`Sampler.finishes`)
 
 
+@dataclass(frozen=True)
+class State:
+    """The texts between two steps. Tensors stay where the network lives."""
+
+    tokens: Tensor  # [B, L] int64
+    lengths: Tensor  # [B]: columns of each row that are no padding
+    updatable: Tensor  # [B, L]: positions that may change (not frozen, not padding, row not finished)
+    log_p: Tensor  # [B, L] float32: log x_θ of each token as last seen; NaN unknown, −∞ at masks
+    log_p_when_drawn: Tensor  # [B, L] float32
+    counts: Tensor  # [B, 3] int64: positions unmasked, corrected and remasked so far
+    nfe: Tensor  # [B] int64: network evaluations so far
+    done: Tensor  # [B]: rows that have finished early
+
+
+class Step(NamedTuple):
+    """One step of the grid, from t to s; or a `refining` one at t = 0, after the grid's end."""
+
+    number: int  # 1 … total
+    total: int
+    t: float
+    s: float
+    at_t: Levels
+    at_s: Levels
+    last: bool = False
+    refining: bool = False
+
+
+@dataclass(frozen=True)
 class Context:
-    """All that a sampler may look at in one step. The network is evaluated on first use, and then counted."""
+    """All that a sampler may look at in one step."""
 
-    def __init__(
-        self,
-        *,
-        denoiser: Denoiser,
-        process: Process | None,
-        filters: Filters,
-        draws: Filters,
-        source: CounterRNG,
-        evaluate: Callable[[], Evaluation],
-        count: Callable[[], None],
-        free: Tensor,
-        born: Tensor,
-        step: int,
-        steps: int,
-        at_t: Levels,
-        at_s: Levels,
-        polishing: bool,
-        memory: dict[str, Any],
-        lengths: list[int],
-    ) -> None:
-        self.denoiser, self.filters, self.draws, self.source = denoiser, filters, draws, source
-        self.vocab: Vocab = denoiser.vocab
-        self.free = free
-        """[B, L]: positions that may change (not frozen, not padding, row not finished)."""
-        self.born = born
-        """[B, L]: log x_θ of each token when it was drawn."""
-        self.step, self.steps = step, steps
-        self.at_t, self.at_s = at_t, at_s
-        self.polishing = polishing
-        """Whether this is a round after the grid's end (`Sampler.rounds`)."""
-        self.memory = memory
-        """What the sampler wants to remember until the run's end."""
-        self.lengths = lengths
-        self.finished: Tensor | None = None
-        self.count = count
-        """To be called for a network evaluation that does not go through `seen`."""
-        self._process, self._evaluate = process, evaluate
+    model: Model
+    plan: SamplingPlan
+    state: State
+    step: Step
+    rng: CounterRNG
+    evaluated: Prediction | None
+    """None for samplers that read the network themselves."""
+    memory: dict[str, Any] = field(default_factory=dict)
+    """The sampler's own scratchpad, kept from step to step."""
+
+    @property
+    def prediction(self) -> Prediction:
+        """x_θ at z_t: this step's network evaluation."""
+        assert self.evaluated is not None, "this sampler reads the network itself"
+        return self.evaluated
 
     @property
     def process(self) -> Process:
         """The process whose reverse is walked."""
-        if self._process is None:
-            raise UserError(
-                "This sampler needs a diffusion process: use sampler ar for an autoregressive model."
-            )
-        return self._process
-
-    @cached_property
-    def seen(self) -> Evaluation:
-        """x_θ at z_t: one network evaluation."""
-        return self._evaluate()
+        assert isinstance(self.model.process, Process), "`Sampler.check` refuses autoregressive models"
+        return self.model.process
 
     @property
-    def evaluated(self) -> bool:
-        """Whether `seen` was asked for."""
-        return "seen" in self.__dict__
+    def vocab(self) -> Vocab:
+        """The model's."""
+        return self.model.denoiser.vocab
 
     @property
-    def judged(self) -> bool:
-        """Whether log x_θ(z_t) is at hand anyway."""
-        return self.evaluated and "log_p_z" in self.seen.__dict__
+    def updatable(self) -> Tensor:
+        """[B, L]: positions that may change."""
+        return self.state.updatable
 
     def uniforms(self) -> Tensor:
         """Fresh numbers in [0, 1), one a position."""
-        return uniforms(self.free.shape, self.source)
-
-    def finish(self, rows: Tensor) -> None:
-        """Let rows [B] end with this step; `Sampler.finishes` must be set."""
-        self.finished = rows if self.finished is None else self.finished | rows
+        return uniforms(self.updatable.shape, self.rng)
 
 
 class Sampler(ABC):
-    """One file each. Abstract or final; a concrete sampler is a frozen dataclass and keeps no state between steps."""
+    """One file each. Abstract or final; a concrete sampler is a frozen dataclass and keeps no state of its own."""
 
-    name: ClassVar[str]
     finishes: ClassVar[bool] = False
     """Whether rows may end before the grid does: then the loop looks, which costs a host sync a step."""
-    rounds: int = 0
-    """Steps after the grid's end, each with one evaluation."""
+    reads_network: ClassVar[bool] = False
+    """Whether it evaluates the network itself, once a step, and needs no `Context.prediction`."""
+
+    @property
+    def name(self) -> str:
+        """What results call it."""
+        return str(getattr(self, "kind", type(self).__name__.lower()))
+
+    @property
+    def extra_steps(self) -> int:
+        """Steps after the grid's end, each with one evaluation."""
+        return 0
 
     @abstractmethod
     def step(self, z_t: Tensor, ctx: Context) -> Transition | Tokens:
-        """The step from z_t at ctx.at_t to ctx.at_s."""
+        """The step from z_t at ctx.step.t to ctx.step.s."""
 
-    def check(self, process: Process | None) -> None:
-        """Refuse a process that this sampler does not fit, naming the cure."""
-        if process is None:
+    def check(self, model: Model) -> None:
+        """Refuse a model that this sampler does not fit, naming the cure."""
+        if isinstance(model.process, Autoregressive):
             raise UserError(f"The sampler {self.name} needs a diffusion model: use sampler ar for this one.")
 
-    def times(self, grid: Grid, process: Process | None, free: Tensor) -> Grid:
+    def times(self, grid: Grid, model: Model, updatable: Tensor) -> Grid:
         """The times really visited when `grid` is asked for."""
         return grid
 
 
-def noisy(process: Process) -> bool:
-    """Whether the process has uniform noise, i.e. not ρ ≡ 1."""
-    return bool((process.levels(torch.linspace(0, 1, 65, dtype=torch.float64)).one_minus_rho > 0).any())
-
-
-def need_mask_only(sampler: Sampler, process: Process | None) -> None:
+def need_mask_only(sampler: Sampler, model: Model) -> None:
     """For samplers of masked models."""
-    Sampler.check(sampler, process)
-    if process is not None and noisy(process):
+    Sampler.check(sampler, model)
+    assert isinstance(model.process, Process)
+    if model.process.has_uniform_noise:
         raise UserError(
-            f"The sampler {sampler.name} needs ρ ≡ 1 but {process.schedule!r} has uniform noise: "
-            "use a model with process.kind=mdlm, or sampler.kind=ancestral."
+            f"The sampler {sampler.name} needs ρ ≡ 1 but {model.process.schedule!r} has uniform noise: "
+            "use a masked model (mdlm), or sampler ancestral."
         )
 
 
@@ -154,3 +170,35 @@ def lowest(score: Tensor, among: Tensor, count: Tensor | int) -> Tensor:
 def certain(where: Tensor) -> Tensor:
     """1 where true, float64: a probability."""
     return where.to(torch.float64)
+
+
+SHAPES: dict[str, Callable[[float], float]] = {
+    "uniform": lambda u: 1.0 - u,
+    "quadratic": lambda u: (1.0 - u) ** 2,  # small steps at the end, where the last errors are corrected
+    "cosine": lambda u: math.cos(0.5 * math.pi * u),  # small steps at the start, where little is known
+}
+"""Times as a share of the first one, from the share u of the steps already done."""
+
+
+def grid(kind: str = "uniform", steps: int = 128, start: float = 1.0) -> Grid:
+    """`steps` steps from `start` (1: all masks; less: from a given text, t0) down to 0."""
+    if kind not in SHAPES:
+        raise UserError(f"The time grid is {kind!r}: choose one of {', '.join(SHAPES)}.")
+    if steps < 1:
+        raise UserError(f"steps is {steps}: take at least 1; each step is one network evaluation.")
+    if not 0.0 < start <= 1.0:
+        raise UserError(f"The grid's start is {start}: choose a time in (0, 1]; 1 begins from masks.")
+    shape = SHAPES[kind]
+    return (*(start * shape(i / steps) for i in range(steps)), 0.0)
+
+
+def checked(times: Sequence[float]) -> Grid:
+    """Times of a caller's own; a time may repeat (ReMDM's loop stays at one level), never rise, and 0 comes last."""
+    times = tuple(float(t) for t in times)
+    if len(times) < 2 or times[-1] != 0.0 or not 0.0 < times[0] <= 1.0:
+        raise UserError("A time grid needs at least two times, the first in (0, 1] and the last 0.")
+    if any(later > earlier for earlier, later in pairwise(times)):
+        raise UserError("A time grid must not rise: sort its times from the largest to 0.")
+    if times[-2] == 0.0:
+        raise UserError("A time grid may hold 0 once, as its end: a step from 0 to 0 would do nothing.")
+    return times

@@ -9,7 +9,7 @@ import torch
 
 from scdd.core import CLEAN, Levels
 from scdd.processes.base import Process
-from scdd.samplers.grids import checked
+from scdd.samplers.base import checked
 
 MASKED, RIGHT, WRONG = 0, 1, 2
 

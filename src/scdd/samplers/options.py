@@ -1,13 +1,18 @@
-"""How text is drawn from a model: sampler, time grid, final step, filters."""
+"""How text is drawn from a model: sampler, time grid, final step, filters. Nothing here imports torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from difflib import get_close_matches
+from typing import Annotated, Any, Literal
 
+from annotated_types import Interval
 from pydantic import Discriminator
 
+from scdd.core.errors import OptionError
 from scdd.core.options import Count, NotNegative, Options, Positive, Share, ShareAboveZero
+
+Steps = Annotated[int, Interval(ge=1, le=1 << 20)]
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,12 @@ class RemdmOptions(Options):
     """loop: the time at which it ends."""
     alpha_on: Share = 0.9
     """loop: the share of unmasked tokens held while it lasts."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        ordered = 0.0 < self.t_off < self.t_on < 1.0 and 0.0 < self.alpha_on < 1.0
+        if self.variant == "loop" and not ordered:
+            raise OptionError("remdm's loop needs 0 < t_off < t_on < 1 and 0 < alpha_on < 1.", "t_on")
 
 
 @dataclass(frozen=True)
@@ -70,6 +81,8 @@ class GiddCorrectOptions(Options):
     """Most correction rounds after sampling; each is one more network evaluation."""
     temperature: Positive = 0.1
     """Temperature of the proposals."""
+    patience: Count = 8
+    """A text ends when its agreement with the model has not risen for so many rounds."""
 
 
 @dataclass(frozen=True)
@@ -100,30 +113,68 @@ SamplerOptions = Annotated[
     Discriminator("kind"),
 ]
 
+SAMPLERS = {
+    "ancestral": "scdd.samplers.ancestral:Ancestral",
+    "remdm": "scdd.samplers.remdm:Remdm",
+    "informed": "scdd.samplers.informed:Informed",
+    "prism": "scdd.samplers.prism:Prism",
+    "p2": "scdd.samplers.p2:P2",
+    "gidd-correct": "scdd.samplers.gidd_correct:GiddCorrect",
+    "threshold": "scdd.samplers.threshold:Threshold",
+    "ar": "scdd.samplers.ar:Ar",
+}
+_NAMED: dict[str, Any] = {
+    **{options().kind: options() for options in SamplerOptions.__origin__.__args__},  # type: ignore[attr-defined]
+    **{f"remdm-{variant}": RemdmOptions(variant) for variant in ("cap", "rescale", "conf", "loop")},
+}
+SAMPLER_NAMES = tuple(_NAMED)
+"""Samplers by name, with their default options; remdm-conf and the like name a variant of remdm."""
+
+
+def sampler_options(name: str) -> SamplerOptions:
+    """The default options of the sampler called `name`."""
+    if not isinstance(name, str) or name not in _NAMED:
+        near = get_close_matches(str(name), _NAMED, n=1)
+        cure = f"did you mean {near[0]}" if near else f"choose one of {', '.join(_NAMED)}"
+        raise OptionError(f"There is no sampler {name!r}: {cure}.", "sampler")
+    options: SamplerOptions = _NAMED[name]
+    return options
+
+
+def sampler_name(options: SamplerOptions) -> str:
+    """The name that gives this sampler, its other options aside: remdm-conf, not remdm."""
+    return f"remdm-{options.variant}" if isinstance(options, RemdmOptions) else options.kind
+
+
+GridKind = Literal["uniform", "quadratic", "cosine"]
+
 
 @dataclass(frozen=True)
 class GridOptions(Options):
     """The times that the sampler visits."""
 
-    kind: Literal["uniform", "quadratic", "cosine"] = "uniform"
+    kind: GridKind = "uniform"
     """Spacing of the times between start and 0."""
     start: ShareAboveZero = 1.0
     """First time: 1 begins from masks, less begins from a given text."""
 
 
-@dataclass(frozen=True)
+Final = Literal["ancestral", "masks-only", "greedy", "none"]
+
+
+@dataclass(frozen=True, kw_only=True)
 class SamplingOptions(Options):
     """Default way to draw text from the trained model."""
 
     sampler: SamplerOptions = AncestralOptions()
     """Which tokens move in each step."""
-    steps: Count = 128
+    steps: Steps = 128
     """Steps, which is also the number of network evaluations."""
     length: Count | None = None
     """Tokens of a text when no length is asked for; null fills the context."""
     grid: GridOptions = GridOptions()
     """The times visited."""
-    final: Literal["ancestral", "masks-only", "greedy", "none"] = "ancestral"
+    final: Final = "ancestral"
     """Last step: ancestral like the others; masks-only fills masks; greedy takes the likeliest token; none may leave masks."""
     top_p: ShareAboveZero = 1.0
     """Nucleus: keep the likeliest tokens up to this probability, the crossing one included."""
@@ -131,3 +182,5 @@ class SamplingOptions(Options):
     """Keep only this many likeliest tokens."""
     temperature: Positive = 1.0
     """Divides the logits; below 1 is more cautious."""
+    tolerance: Positive | None = None
+    """Stop a text when fewer than this many tokens are expected to change any more (sampler ancestral); null never does."""

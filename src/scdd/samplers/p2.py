@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import final
 
 import torch
 from torch import Tensor
 
-from scdd.core.errors import UserError
-from scdd.processes.base import Process
-from scdd.samplers.base import Context, Sampler, Tokens, lowest, need_mask_only
+from scdd.samplers.base import Context, Model, Sampler, Tokens, lowest, need_mask_only
+from scdd.samplers.options import P2Options
 
 
 @final
 @dataclass(frozen=True)
-class P2(Sampler):
+class P2(P2Options, Sampler):
     """Every position has a candidate: the token that stands there, or at a mask a draw of x_θ.
 
     A drawn candidate scores log x_θ(y), a standing one η·log x_θ(z): of itself, not of a fresh draw. The share 1 − γ_s
@@ -23,25 +22,20 @@ class P2(Sampler):
     η = 0 never remasks, larger η remasks more.
     """
 
-    eta: float = 1.0
-    name: ClassVar[str] = "p2"
-
-    def __post_init__(self) -> None:
-        if not self.eta >= 0.0:
-            raise UserError(f"p2's eta is {self.eta}: choose 0 (never remask) or more.")
-
-    def check(self, process: Process | None) -> None:
+    def check(self, model: Model) -> None:
         """Only masked models."""
-        need_mask_only(self, process)
+        need_mask_only(self, model)
 
     def step(self, z_t: Tensor, ctx: Context) -> Tokens:
         """Rank all candidates of a row and mask the worst."""
         masked = z_t == ctx.vocab.mask_id
-        drawn, log_p = ctx.seen.draw(ctx.free & masked, ctx.uniforms())
-        standing = self.eta * ctx.seen.log_p_z if self.eta > 0.0 else torch.zeros_like(log_p)
+        drawn, log_p = ctx.prediction.draw(ctx.updatable & masked, ctx.uniforms())
+        standing = self.eta * ctx.prediction.log_p_z if self.eta > 0.0 else torch.zeros_like(log_p)
         score = torch.where(masked, log_p, standing)
-        count = torch.floor(ctx.at_s.one_minus_gamma * ctx.free.sum(1)).to(torch.int64)
-        worst = lowest(score, ctx.free, count)
+        count = torch.floor(ctx.step.at_s.one_minus_gamma * ctx.updatable.sum(1)).to(torch.int64)
+        worst = lowest(score, ctx.updatable, count)
         candidate = torch.where(masked, drawn, z_t)
         tokens = torch.where(worst, ctx.vocab.mask_id, candidate)
-        return Tokens(tokens, torch.where(worst, -torch.inf, torch.where(masked, log_p, ctx.seen.log_p_z)))
+        return Tokens(
+            tokens, torch.where(worst, -torch.inf, torch.where(masked, log_p, ctx.prediction.log_p_z))
+        )

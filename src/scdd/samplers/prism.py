@@ -2,54 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import final
 
 import torch
 from torch import Tensor
 
 from scdd.core import Transition
 from scdd.core.errors import UserError
-from scdd.processes.base import Process
-from scdd.samplers.base import Context, Sampler, certain, lowest, need_mask_only
+from scdd.samplers.base import Context, Model, Sampler, certain, lowest, need_mask_only
+from scdd.samplers.options import PrismOptions
 
 
 @final
 @dataclass(frozen=True)
-class Prism(Sampler):
+class Prism(PrismOptions, Sampler):
     """Of n visible tokens, the round(σn) with the lowest g_φ are remasked, σ = min(remask, (1 − α_s)/α_t).
 
     Masks are filled with ReMDM's probability for that σ, so that the expected number of masks stays the schedule's, but for
     the rounding of σn.
     """
 
-    quality: Callable[[Tensor], Tensor] | None = None
-    remask: float = 0.05
-    name: ClassVar[str] = "prism"
-
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.remask <= 1.0:
-            raise UserError(f"prism's remask is {self.remask}: it is a share, so choose one in [0, 1].")
-
-    def check(self, process: Process | None) -> None:
+    def check(self, model: Model) -> None:
         """Only masked models with a quality head."""
-        need_mask_only(self, process)
-        if self.quality is None:
+        need_mask_only(self, model)
+        if model.quality is None:
             raise UserError(
-                "The sampler prism needs a quality head, which this model lacks: train one with objective.kind=prism, "
+                "The sampler prism needs a quality head, which this model lacks: train one with the objective prism, "
                 "or use sampler remdm."
             )
 
     def step(self, z_t: Tensor, ctx: Context) -> Transition:
         """Remask by quality, fill by chance; the last step only fills."""
-        assert self.quality is not None
+        assert ctx.model.quality is not None
         masked = z_t == ctx.vocab.mask_id
-        visible = ctx.free & ~masked
-        alpha_s, alpha_t, hidden_t = ctx.at_s.gamma, ctx.at_t.gamma, ctx.at_t.one_minus_gamma
-        sigma = (ctx.at_s.one_minus_gamma / alpha_t.clamp(min=1e-300)).clamp(max=self.remask)
+        visible = ctx.updatable & ~masked
+        alpha_s, alpha_t, hidden_t = ctx.step.at_s.gamma, ctx.step.at_t.gamma, ctx.step.at_t.one_minus_gamma
+        sigma = (ctx.step.at_s.one_minus_gamma / alpha_t.clamp(min=1e-300)).clamp(max=self.remask)
         count = torch.floor(sigma * visible.sum(1) + 0.5).to(torch.int64)
-        wrong = lowest(ctx.seen.apply(self.quality).to(torch.float64), visible, count)
+        wrong = lowest(ctx.prediction.apply(ctx.model.quality).to(torch.float64), visible, count)
         fill = ((alpha_s - (1.0 - sigma) * alpha_t) / hidden_t.clamp(min=1e-300)).clamp(0.0, 1.0)
         return Transition(
             keep=certain(~masked & ~wrong),

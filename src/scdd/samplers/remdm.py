@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -11,16 +11,13 @@ from torch import Tensor
 from scdd.core import Transition
 from scdd.core.errors import UserError
 from scdd.processes.base import Process
-from scdd.samplers.base import Context, Sampler, certain, need_mask_only
-from scdd.samplers.grids import Grid
-
-Variant = Literal["cap", "rescale", "conf", "loop"]
-VARIANTS: tuple[Variant, ...] = ("cap", "rescale", "conf", "loop")
+from scdd.samplers.base import Context, Grid, Model, Sampler, certain, need_mask_only
+from scdd.samplers.options import RemdmOptions
 
 
 @final
 @dataclass(frozen=True)
-class Remdm(Sampler):
+class Remdm(RemdmOptions, Sampler):
     """Visible tokens are masked with probability σ; masks are filled with [α_s − (1 − σ)α_t]/(1 − α_t), α = γ.
 
     With the largest possible σ_max = min(1, (1 − α_s)/α_t):
@@ -29,28 +26,14 @@ class Remdm(Sampler):
     the steps remask with cap; then the rest is filled in.
     """
 
-    variant: str = "cap"
-    eta: float = 0.01
-    t_on: float = 0.55
-    t_off: float = 0.05
-    alpha_on: float = 0.9
-    name: ClassVar[str] = "remdm"
-
-    def __post_init__(self) -> None:
-        if self.variant not in VARIANTS:
-            raise UserError(f"remdm's variant is {self.variant!r}: choose one of {', '.join(VARIANTS)}.")
-        if not 0.0 <= self.eta <= 1.0:
-            raise UserError(f"remdm's eta is {self.eta}: it is a probability, so choose one in [0, 1].")
-        if self.variant == "loop" and not (0.0 < self.t_off < self.t_on < 1.0 and 0.0 < self.alpha_on < 1.0):
-            raise UserError("remdm's loop needs 0 < t_off < t_on < 1 and 0 < alpha_on < 1.")
-
-    def check(self, process: Process | None) -> None:
+    def check(self, model: Model) -> None:
         """Only masked models."""
-        need_mask_only(self, process)
+        need_mask_only(self, model)
 
-    def times(self, grid: Grid, process: Process | None, free: Tensor) -> Grid:
+    def times(self, grid: Grid, model: Model, updatable: Tensor) -> Grid:
         """loop bends the grid: level α_on is reached at t_on, left at t_off."""
-        if self.variant != "loop" or process is None:
+        process = model.process
+        if self.variant != "loop" or not isinstance(process, Process):
             return grid
         if grid[0] != 1.0:
             raise UserError("remdm's loop runs from masks: start the grid at 1, or use variant cap.")
@@ -67,8 +50,8 @@ class Remdm(Sampler):
     def step(self, z_t: Tensor, ctx: Context) -> Transition:
         """Remask or fill; the last step fills everything, since σ_max is 0 there."""
         masked = z_t == ctx.vocab.mask_id
-        alpha_s, alpha_t, hidden_t = ctx.at_s.gamma, ctx.at_t.gamma, ctx.at_t.one_minus_gamma
-        most = (ctx.at_s.one_minus_gamma / alpha_t.clamp(min=1e-300)).clamp(max=1.0)
+        alpha_s, alpha_t, hidden_t = ctx.step.at_s.gamma, ctx.step.at_t.gamma, ctx.step.at_t.one_minus_gamma
+        most = (ctx.step.at_s.one_minus_gamma / alpha_t.clamp(min=1e-300)).clamp(max=1.0)
         sigma = self._sigma(most, masked, ctx)
         # masks are filled faster by what is remasked elsewhere; conf's σ_l is 0 at a mask, so there they are not
         gained = torch.zeros_like(most) if self.variant == "conf" else sigma
@@ -84,11 +67,11 @@ class Remdm(Sampler):
         if self.variant == "rescale":
             return self.eta * most
         if self.variant == "conf":
-            psi = torch.where(ctx.free & ~masked, -ctx.born.exp().nan_to_num(1.0), -torch.inf).to(
-                torch.float64
-            )
+            psi = torch.where(
+                ctx.updatable & ~masked, -ctx.state.log_p_when_drawn.exp().nan_to_num(1.0), -torch.inf
+            ).to(torch.float64)
             return torch.softmax(psi, dim=1).nan_to_num(0.0) * most
-        standing = ctx.at_s.gamma == ctx.at_t.gamma
+        standing = ctx.step.at_s.gamma == ctx.step.at_t.gamma
         cap = most.clamp(max=self.eta)
         return cap if self.variant == "cap" else torch.where(standing, cap, 0.0)
 

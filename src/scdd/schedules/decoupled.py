@@ -21,10 +21,10 @@ class Decoupled(DecoupledOptions, Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("gamma", "rho"):  # a curve of your own is taken as it is
-            given = getattr(self, name)
-            curve = given if isinstance(given, Curve) else component(given, CURVES)
-            object.__setattr__(self, name, curve)
+        for name in ("gamma", "rho"):
+            if not isinstance(given := getattr(self, name), Curve):  # one of your own is taken as it is
+                kind, values = component(given, CURVES)
+                object.__setattr__(self, name, kind(**values))
 
     def at(self, t: Tensor) -> Levels:
         """Levels from the two curves."""

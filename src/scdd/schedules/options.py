@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator
 
-from scdd.core.errors import OptionError
 from scdd.core.options import Inside, Options, Positive, ShareBelowOne
 
 
@@ -52,15 +51,6 @@ class PeakedOptions(Options):
     """Sharpness of the peak (the paper's γ); exponent·(1 − t_peak) must stay below 1."""
     t_peak: Inside = 0.5
     """Time of the peak."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.exponent * (1.0 - self.t_peak) >= 1.0:
-            raise OptionError(
-                f"exponent·(1 − t_peak) = {self.exponent * (1.0 - self.t_peak):g} is not below 1, so ρ_t would not fall "
-                f"to 0 at t = 1; lower exponent below {1.0 / (1.0 - self.t_peak):g} or raise t_peak.",
-                "exponent",
-            )
 
 
 @dataclass(frozen=True)

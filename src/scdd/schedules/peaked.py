@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from scdd.core import Levels, UserError
+from scdd.core.errors import OptionError
 from scdd.schedules.base import LEAST_ONSET, Schedule, interior
 from scdd.schedules.options import PeakedOptions
 
@@ -22,6 +23,12 @@ class Peaked(PeakedOptions, Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.exponent * (1.0 - self.t_peak) >= 1.0:
+            raise OptionError(
+                f"exponent·(1 − t_peak) = {self.exponent * (1.0 - self.t_peak):g} is not below 1, so ρ_t would not fall "
+                f"to 0 at t = 1; lower exponent below {1.0 / (1.0 - self.t_peak):g} or raise t_peak.",
+                "exponent",
+            )
         self._check_gamma()
 
     @property

@@ -12,7 +12,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import PlainTextResponse, StreamingResponse
 
 from scdd import __version__
-from scdd.lm import LM
+from scdd.lm.model import LM
 from scdd.serve import errors, openai, replies, stream
 from scdd.serve import requests as ask
 from scdd.serve.guard import LOOPBACK, Guard
@@ -101,14 +101,14 @@ def _model_routes(service: Service) -> APIRouter:
     @router.post("/correct")
     async def correct(body: ask.Correct, request: Request) -> replies.CorrectReply:
         """Keep what is right in a text, repair what is not."""
-        (found,) = await service.answers([await run_in_threadpool(service.correct, body)], request)
-        return replies.CorrectReply(model=service.name, **replies.of_correction(found))
+        (correction,) = await service.answers([await run_in_threadpool(service.correct, body)], request)
+        return replies.CorrectReply(model=service.name, **replies.of_correction(correction))
 
     @router.post("/score")
     async def score(body: ask.Score, request: Request) -> replies.ScoreReply:
         """How likely the model finds each token of a text, and how much it doubts it."""
-        (found,) = await service.answers([await run_in_threadpool(service.score, body)], request)
-        return replies.ScoreReply(model=service.name, **found.json())
+        (scores,) = await service.answers([await run_in_threadpool(service.score, body)], request)
+        return replies.ScoreReply(model=service.name, **scores.json())
 
     @router.post("/tokenize")
     async def tokenize(body: ask.Tokenize) -> replies.TokenizeReply:
@@ -135,7 +135,7 @@ def _model_routes(service: Service) -> APIRouter:
         return stream.denoise(service, job, request, replies.of_samples)
 
     @router.get("/settings")
-    async def settings() -> replies.Settings:
+    async def settings() -> replies.SettingsReply:
         """The model, the limits, and what can be chosen, as the recipe's JSON schema has it."""
         return service.settings
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from scdd.data.tokenizer import TextTokenizer
-from scdd.lm import Sample
+from scdd.lm.results import Sample
 from scdd.serve.openai_shapes import Choice
 from scdd.serve.replies import finite
 

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from scdd.core.denoiser import Denoiser
-from scdd.lm import Progress, Run, Sample
+from scdd.lm.results import Sample
+from scdd.lm.run import BatchFrame, Run
 from scdd.serve.limits import Limits
 from scdd.serve.metrics import Meters
 
@@ -66,13 +67,13 @@ class Job:
         """Take the server's batch shape, and find out with whom this job may share."""
         if self.run is None:
             return
-        self.run.settings = replace(self.run.settings, batch_size=limits.batch)
+        self.run = Run.joined([self.run], batch_size=limits.batch)
         self.rows = len(self.run.starts)
-        settings, lengths = self.run.settings, {len(row) for row in self.run.starts}
-        steps = len(settings.grid) - 1 + settings.sampler.rounds
+        plan, lengths = self.run.plan, {len(row) for row in self.run.starts}
+        steps = plan.steps + plan.sampler.extra_steps
         self.cost = sum(cost(len(row), steps) for row in self.run.starts)
         if len(lengths) == 1:  # texts of unequal length would pad each other
-            self.key = (replace(settings, seed=0), id(self.run.engine.process), lengths.pop())
+            self.key = (replace(plan, seed=0), id(self.run.engine.model.process), lengths.pop())
 
     def drop(self) -> None:
         """Nobody waits for the answer any more."""
@@ -98,23 +99,23 @@ class Guarded:
         return self._inner.hidden(z_t, *args, **kwargs)
 
 
-def show(progress: Progress, jobs: Sequence[Job], ends: Sequence[int], told: list[int]) -> None:
+def show(batch: BatchFrame, jobs: Sequence[Job], ends: Sequence[int], told: list[int]) -> None:
     """Hand every watcher its rows. The device is read once a frame. `told`: steps of each job so far, in this walk."""
-    frame = progress.frame
+    frame = batch.frame
     tokens, moved, log_p = frame.tokens.tolist(), frame.moved.tolist(), frame.log_p.tolist()
     counts, nfe = frame.counts.tolist(), frame.nfe.tolist()
-    for r, place in enumerate(progress.places):
+    for r, place in enumerate(batch.places):
         which = next(i for i, end in enumerate(ends) if place < end)
         job = jobs[which]
         told[which] += 1
         if job.watch is None or not job.wanted or told[which] <= job.told:
             continue
         job.told = told[which]
-        inside = slice(1, 1 + progress.lengths[r])
+        inside = slice(1, 1 + batch.lengths[r])
         job.watch(
             Seen(
                 row=place - ends[which] + job.rows,
-                offset=progress.offsets[r],
+                offset=batch.offsets[r],
                 step=frame.step,
                 steps=frame.steps,
                 t=frame.t,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from scdd.lm import LM
+    from scdd.lm.model import LM
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,16 @@ class Limits:
     """Batches under way at the same time."""
     window: float = 0.004
     """Seconds that a job waits for others to share its batch with."""
-    together: int | None = None
+    rows_per_forward: int | None = None
     """Rows of every network evaluation, filled up if need be; None on a CPU, where `sharing` finds out."""
 
 
-def shaped(limits: Limits, lm: LM, *, batch: int | None, workers: int | None, together: int | None) -> Limits:
+def shaped(
+    limits: Limits, lm: LM, *, batch: int | None, workers: int | None, rows_per_forward: int | None
+) -> Limits:
     """Limits with a batch shape that suits the device."""
     on_gpu = lm.device.type != "cpu"
-    group = together or (64 if on_gpu else None)
-    return replace(limits, batch=batch or (64 if on_gpu else 16), workers=workers or 1, together=group)
+    group = rows_per_forward or (64 if on_gpu else None)
+    return replace(
+        limits, batch=batch or (64 if on_gpu else 16), workers=workers or 1, rows_per_forward=group
+    )

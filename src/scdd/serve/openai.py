@@ -17,7 +17,9 @@ from fastapi import APIRouter, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 
-from scdd.lm import Sample
+from scdd.lm.results import Sample
+from scdd.samplers.options import SamplingOptions
+from scdd.samplers.plan import SamplingPlan
 from scdd.serve.completion import Cutter, choice
 from scdd.serve.errors import ApiError, as_api_error, beyond
 from scdd.serve.jobs import Job
@@ -53,10 +55,9 @@ class Order:
         self.suffix = body.suffix or ""
         self.after = len(service.tokens(self.suffix, "suffix"))
         self.before = [len(service.tokens(prompt, "prompt")) for prompt in self.prompts]
-        how = self._how()
+        plan = service.plan(service.lm, self._chosen(), self.seed, record=record, stop=not self.suffix)
         self.jobs = [
-            self._job(prompt, tokens, record, how)
-            for prompt, tokens in zip(self.prompts, self.before, strict=True)
+            self._job(prompt, tokens, plan) for prompt, tokens in zip(self.prompts, self.before, strict=True)
         ]
 
     def _prompts(self) -> list[str]:
@@ -79,38 +80,23 @@ class Order:
             )
         return [p if isinstance(p, str) else tokenizer.decode(p) for p in given]
 
-    def _how(self) -> dict[str, Any]:
+    def _chosen(self) -> dict[str, Any]:
         """OpenAI's temperature 0 and top_p 0 mean: the likeliest token."""
-        body = self.body
-        greedy = body.temperature == 0.0 or body.top_p == 0.0
-        how: dict[str, Any] = {"steps": self.steps, "grid": body.grid, "final": body.final}
-        how |= (
-            {"top_k": 1}
-            if greedy
-            else {"top_k": body.top_k, "top_p": body.top_p, "temperature": body.temperature}
-        )
-        if not greedy and body.temperature is not None:
-            how["temperature"] = max(body.temperature, 0.01)
-        how["sampler"] = self.service.sampler(body.sampler)
-        return {name: value for name, value in how.items() if value is not None}
+        chosen: dict[str, Any] = self.body.chosen(SamplingOptions)
+        if 0.0 in (chosen.get("temperature"), chosen.get("top_p")):
+            return {**chosen, "top_k": 1, "temperature": None, "top_p": None}
+        if "temperature" in chosen:
+            chosen["temperature"] = max(chosen["temperature"], 0.01)
+        return chosen
 
-    def _job(self, prompt: str, tokens: int, record: bool, how: dict[str, Any]) -> Job:
+    def _job(self, prompt: str, tokens: int, plan: SamplingPlan) -> Job:
         length = tokens + self.room + self.after
         if length > self.service.limits.length:
             raise beyond(
                 "max_tokens", f"makes {length} tokens with prompt and suffix", self.service.limits.length
             )
-        run = self.service.lm.start(
-            self.n,
-            length=length,
-            prompt=prompt,
-            suffix=self.suffix,
-            seed=self.seed,
-            stop=not self.suffix,
-            record=record,
-            **how,
-        )
-        return self.service.ready(run)
+        run = self.service.lm.start(self.n, length=length, prompt=prompt, suffix=self.suffix, plan=plan)
+        return Job(run=run)
 
     def cutter(self, place: int) -> Cutter:
         """What turns the tokens of choice `place` into its text."""
@@ -188,7 +174,7 @@ def _stream(order: Order, head: dict[str, Any], request: Request) -> StreamingRe
         )
     (job,) = order.jobs
     assert job.run is not None
-    record = job.run.settings.record
+    record = job.run.plan.record
     watched = Watched(order.service, job, request)
     cutters = [order.cutter(place) for place in range(job.rows)]
 

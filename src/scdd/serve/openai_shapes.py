@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, create_model
 
-from scdd.samplers.options import SamplerOptions
+from scdd.samplers.options import SamplingOptions
 from scdd.serve import requests as ask
 
 Stop = Annotated[ask.Text, Field(min_length=1, max_length=256)]
@@ -20,7 +20,11 @@ class StreamOptions(BaseModel):
     include_obfuscation: ask.Flag | None = None
 
 
-class Completion(ask.Body):
+ADDITIONS = ("steps", "sampler", "grid", "final", "top_k")
+_Additions: Any = create_model("_Additions", __base__=ask.Body, **ask.fields_of(SamplingOptions, *ADDITIONS))
+
+
+class Completion(_Additions):  # type: ignore[misc]
     """A completion as OpenAI's clients ask for it; steps, sampler, … are this server's own additions."""
 
     model: ask.Text
@@ -59,16 +63,6 @@ class Completion(ask.Body):
     """Not supported but empty."""
     user: ask.Text | None = None
     """Ignored."""
-    steps: ask.Count | None = None
-    """Denoising steps."""
-    sampler: ask.SamplerName | SamplerOptions | None = None
-    """A sampler's name, or its section as recipes spell it."""
-    grid: Literal["uniform", "quadratic", "cosine"] | None = None
-    """Spacing of the times."""
-    final: ask.Final | None = None
-    """The last step."""
-    top_k: ask.Count | None = None
-    """Keep only this many likeliest tokens."""
 
 
 class Choice(BaseModel):

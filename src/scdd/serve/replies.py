@@ -4,48 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel
 
-from scdd.lm import Correction, Sample
-
-
-class SampleReply(BaseModel):
-    """One text, and how it was drawn."""
-
-    text: str
-    tokens: list[int]
-    seed: int
-    index: int
-    steps: int
-    nfe: int
-    corrections: int
-    unmasked: int
-    remasked: int
-    sampler: str
-    final: str
-    process: str
-    ended: bool
+from scdd.lm.results import Correction, Drawn, Repaired, Sample, TokenScore
 
 
 class SamplesReply(BaseModel):
     """Texts that were drawn."""
 
     model: str
-    samples: list[SampleReply]
-
-
-class TokenReply(BaseModel):
-    """What the model thinks of one token."""
-
-    position: int
-    token: int
-    text: str
-    p: float
-    best: str
-    p_best: float
-    doubt: float
+    samples: list[Drawn]
 
 
 class ScoreReply(BaseModel):
@@ -56,38 +27,15 @@ class ScoreReply(BaseModel):
     strength: float
     nfe: int
     log_p: float
-    tokens: list[TokenReply]
+    tokens: list[TokenScore]
 
 
-class ChangeReply(BaseModel):
-    """One token that was repaired."""
-
-    position: int
-    before: str
-    after: str
-    p_before: float
-    p_after: float
-    doubt: float
-
-
-class CorrectReply(BaseModel):
+@dataclass(frozen=True)
+class CorrectReply(Repaired):
     """A repaired text, its changes, and the doubts about the text as it was given."""
 
     model: str
-    text: str
-    before: str
-    mode: str
-    strength: float
-    seed: int
-    steps: int
-    nfe: int
-    sampler: str
-    final: str
-    process: str
-    tokens: list[int]
-    corrections: int
-    changes: list[ChangeReply]
-    doubts: list[TokenReply]
+    doubts: list[TokenScore]
 
 
 class Piece(BaseModel):
@@ -112,7 +60,7 @@ class Health(BaseModel):
     waiting: int
 
 
-class Settings(BaseModel):
+class SettingsReply(BaseModel):
     """What the playground needs to know: the model, the limits, defaults, and the recipe's schema of the choices."""
 
     model: str
@@ -134,9 +82,9 @@ def of_samples(samples: Sequence[Sample]) -> dict[str, Any]:
     return {"samples": [sample.json() for sample in samples]}
 
 
-def of_correction(found: Correction) -> dict[str, Any]:
+def of_correction(correction: Correction) -> dict[str, Any]:
     """What a correction is answered."""
-    return {**found.json(), "doubts": [token.json() for token in found.doubts]}
+    return {**correction.json(), "doubts": [token.json() for token in correction.doubts]}
 
 
 def finite(value: float) -> float | None:

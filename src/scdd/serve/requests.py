@@ -1,14 +1,19 @@
-"""What may be asked. Unknown keys, numbers that are no numbers and text that is no text are refused here."""
+"""What may be asked. Unknown keys, numbers that are no numbers and text that is no text are refused here.
+
+How to draw and how to repair is read off the options themselves (`SamplingOptions`, `RepairOptions`): what a recipe may say, a
+request may say, and what it leaves out is as the model has it.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, TypeAdapter, create_model
 
-from scdd.assemble.samplers import SECTIONS
-from scdd.processes.options import ProcessOptions
-from scdd.samplers.options import SamplerOptions
+from scdd.core.options import Options
+from scdd.lm.options import RepairOptions
+from scdd.processes.options import PROCESSES, ProcessOptions
+from scdd.samplers.options import SAMPLER_NAMES, GridKind, SamplerOptions, SamplingOptions
 
 
 def _is_text(value: str) -> str:
@@ -26,9 +31,30 @@ Number = Annotated[float, Strict()]
 Flag = Annotated[bool, Strict()]
 Count = Annotated[Whole, Field(ge=1, le=2**31 - 1)]
 Seed = Annotated[Whole, Field(ge=-(2**63), lt=2**63)]
-Share = Annotated[Number, Field(gt=0.0, le=1.0)]
-Final = Literal["ancestral", "masks-only", "greedy", "none"]
-SamplerName = Annotated[str, Field(json_schema_extra={"enum": list(SECTIONS)})]
+ProcessName = Annotated[str, Field(json_schema_extra={"enum": list(PROCESSES)})]
+SamplerName = Annotated[str, Field(json_schema_extra={"enum": list(SAMPLER_NAMES)})]
+
+BY_NAME = {"sampler": SamplerName | SamplerOptions, "grid": GridKind}
+"""Parts with options of their own: a name, or a section as recipes spell it."""
+NARROWER = {"temperature": Field(ge=0.01, le=100.0), "tolerance": Field(le=1e6)}
+"""What a server refuses although a recipe may say it: numbers that would overflow."""
+
+
+def fields_of(options: type[Options], *names: str) -> dict[str, Any]:
+    """Fields of a body for these options (all, if none is named): each may be left out, and numbers must be numbers."""
+    hints = get_type_hints(options, include_extras=True)
+    properties = TypeAdapter(options).json_schema()["properties"]
+    fields: dict[str, Any] = {}
+    for name in names or hints:
+        if name in properties:
+            kind = BY_NAME.get(name, hints[name])
+            plain = get_type_hints(options)[name]
+            if int in (plain, *get_args(plain)):
+                kind = Annotated[kind, Strict(), Field(le=2**31 - 1)]
+            elif float in (plain, *get_args(plain)):
+                kind = Annotated[kind, Strict(), NARROWER.get(name, Field())]
+            fields[name] = (kind | None, Field(default=None, description=properties[name]["description"]))
+    return fields
 
 
 class Body(BaseModel):
@@ -39,35 +65,31 @@ class Body(BaseModel):
     model: Text | None = None
     """The model's id; there is one model only, so it may be left out."""
 
+    def chosen(self, options: type[Options]) -> dict[str, Any]:
+        """What was asked for of these options."""
+        names = [
+            name for name in type(self).model_fields if name in get_type_hints(options) and name != "length"
+        ]
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
 
-class How(Body):
+
+class Reverse(Body):
+    """A body that may choose the reverse process."""
+
+    process: ProcessName | ProcessOptions | None = None
+    """Another reverse process: by name with the model's own schedule, or a section as recipes spell it."""
+
+
+SAMPLING = ("steps", "sampler", "grid", "final", "top_p", "top_k", "temperature", "tolerance")
+_How: Any = create_model("_How", __base__=Reverse, **fields_of(SamplingOptions, *SAMPLING))
+_Repair: Any = create_model("_Repair", __base__=Reverse, **fields_of(RepairOptions))
+
+
+class How(_How):  # type: ignore[misc]
     """How to draw. What is left out is as the model's recipe has it."""
 
-    steps: Count | None = None
-    """Steps, each one network evaluation."""
     seed: Seed | None = None
     """The same seed gives the same text, whatever else the server is doing. Left out: a random one, named in the answer."""
-    sampler: SamplerName | SamplerOptions | None = None
-    """A sampler's name, or its section as recipes spell it."""
-    process: Literal["scdd", "gidd", "mdlm"] | ProcessOptions | None = None
-    """Another reverse process: by name with the model's own schedule, or a section as recipes spell it."""
-    grid: Literal["uniform", "quadratic", "cosine"] | None = None
-    """Spacing of the times."""
-    final: Final | None = None
-    """The last step."""
-    top_p: Share | None = None
-    """Nucleus."""
-    top_k: Count | None = None
-    """Keep only this many likeliest tokens."""
-    temperature: Annotated[Number, Field(ge=0.01, le=100.0)] | None = None
-    """Divides the logits."""
-    tolerance: Annotated[Number, Field(gt=0.0, le=1e6)] | None = None
-    """Stop a text when fewer than this many tokens are expected to change any more."""
-
-    def wishes(self) -> dict[str, Any]:
-        """What was asked for, as `LM.start` takes it; the other settings need the server to be understood."""
-        names = ("grid", "final", "top_p", "top_k", "temperature", "tolerance")
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 
 class Generate(How):
@@ -94,36 +116,27 @@ class Infill(How):
     """How many texts."""
 
 
-class Score(Body):
-    """A text to judge."""
+_Score: Any = create_model("_Score", __base__=Reverse, **fields_of(RepairOptions, "strength"))
+
+
+class Score(_Score):  # type: ignore[misc]
+    """A text to score."""
 
     text: Annotated[Text, Field(min_length=1)]
     """The text."""
-    strength: Share = 0.1
-    """Noise level to assume of the text: higher doubts more."""
-    process: Literal["scdd", "gidd", "mdlm"] | ProcessOptions | None = None
-    """Another reverse process."""
 
 
-class Correct(Score):
-    """A text to repair."""
+class Correct(_Repair):  # type: ignore[misc]
+    """A text to repair. What is left out is as the model has it."""
 
-    mode: Literal["reverse", "pass"] = "reverse"
-    """reverse walks the reverse process from the text; pass repairs in one evaluation."""
-    threshold: Annotated[Number, Field(gt=0.0, lt=1.0)] = 2e-4
-    """pass: tokens less likely than this share of the best one are replaced."""
+    text: Annotated[Text, Field(min_length=1)]
+    """The text."""
     freeze: Annotated[
         list[Text | Annotated[list[Whole], Field(min_length=2, max_length=2)]], Field(max_length=64)
-    ] = []
+    ] = Field(default_factory=list)
     """Pieces of the text, or [from, to) character ranges, that stay."""
-    steps: Count = 16
-    """reverse: steps."""
     seed: Seed | None = None
     """reverse: the seed."""
-    final: Final = "greedy"
-    """reverse: the last step."""
-    top_p: Share = 0.9
-    """reverse: nucleus of the replacements."""
 
 
 class GenerateTask(Generate):

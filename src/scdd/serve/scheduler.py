@@ -18,7 +18,8 @@ from typing import cast
 import torch
 
 from scdd.core.denoiser import Denoiser
-from scdd.lm import Run, Sample
+from scdd.lm.results import Sample
+from scdd.lm.run import Run
 from scdd.serve.errors import busy, stopping
 from scdd.serve.jobs import Abandoned, Guarded, Job, show
 from scdd.serve.limits import Limits
@@ -188,15 +189,16 @@ class Scheduler:
             return
         runs = [job.run for job in jobs if job.run is not None]
         engine = runs[0].engine
-        guarded = cast(Denoiser, Guarded(engine.denoiser, jobs, self.meters))
-        run = Run.joined(runs, replace(engine, denoiser=guarded))
-        rows, length = min(len(run.starts), self.limits.batch), max(map(len, run.starts))
-        run.settings = replace(run.settings, together=self.sharing.size(rows, length))
+        guarded = cast(Denoiser, Guarded(engine.model.denoiser, jobs, self.meters))
+        engine = replace(engine, model=replace(engine.model, denoiser=guarded))
+        rows, length = sum(job.rows for job in jobs), max(len(start) for run in runs for start in run.starts)
+        together = self.sharing.size(min(rows, self.limits.batch), length)
+        run = Run.joined(runs, engine, rows_per_forward=together)
         ends = [sum(job.rows for job in jobs[: i + 1]) for i in range(len(jobs))]
         if any(job.watch is not None for job in jobs):
             told = [0] * len(jobs)
-            for progress in run:
-                show(progress, jobs, ends, told)
+            for batch in run:
+                show(batch, jobs, ends, told)
         samples = run.results
         for job, end in zip(jobs, ends, strict=True):
             self._answer(job, samples[end - job.rows : end])

@@ -8,7 +8,7 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import asdict
 from functools import cached_property, partial
@@ -18,21 +18,21 @@ from typing import Any
 from fastapi import Request
 from pydantic import TypeAdapter
 
-from scdd import recipe
-from scdd.assemble import model as build
-from scdd.assemble import samplers as build_samplers
 from scdd.core.errors import UserError
-from scdd.lm import LM, Run, Sample
+from scdd.lm.model import LM
+from scdd.lm.options import RepairOptions
 from scdd.lm.rows import SPAN
-from scdd.processes.options import AutoregressiveOptions, ProcessOptions
-from scdd.samplers.base import Sampler
-from scdd.samplers.options import SamplerOptions
+from scdd.processes.base import Process, make_process, process_of_kind
+from scdd.processes.options import PROCESSES, AutoregressiveOptions, ProcessOptions
+from scdd.recipe import load as recipe
+from scdd.samplers.options import SAMPLER_NAMES, SamplingOptions
+from scdd.samplers.plan import SamplingPlan
 from scdd.serve import requests as ask
 from scdd.serve.errors import ApiError, beyond, late
 from scdd.serve.jobs import Abandoned, Job, cost
 from scdd.serve.limits import Limits
 from scdd.serve.metrics import Meters
-from scdd.serve.replies import Settings
+from scdd.serve.replies import SettingsReply
 from scdd.serve.scheduler import Scheduler
 from scdd.serve.sharing import Sharing
 
@@ -52,7 +52,7 @@ class Service:
     ) -> None:
         self.lm, self.limits, self.name = lm, limits, name or model_id(lm.name)
         self.meters = Meters()
-        self.scheduler = Scheduler(limits, self.meters, Sharing(lm, limits.together), threads, lent)
+        self.scheduler = Scheduler(limits, self.meters, Sharing(lm, limits.rows_per_forward), threads, lent)
         self._views: OrderedDict[str, LM] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -62,8 +62,8 @@ class Service:
         steps, length = 4, self.usual_length
         for _ in range(2):  # the first one is slower
             start = time.monotonic()
-            together = self.scheduler.sharing.size(1, length)
-            self.lm.generate(steps=steps, length=length, together=together)
+            rows = self.scheduler.sharing.size(1, length)
+            self.lm.generate(steps=steps, length=length, rows_per_forward=rows)
         self.scheduler.learn(cost(length, steps), time.monotonic() - start)
 
     @property
@@ -84,7 +84,7 @@ class Service:
         """The model under another reverse process, its weights shared."""
         if process is None:
             return self.lm
-        if self.lm.process is None:
+        if self.lm.engine.autoregressive:
             raise UserError("process: this model is autoregressive and has none; leave it out.")
         spelt = process if isinstance(process, str) else _PROCESS.dump_json(process).decode()
         with self._lock:
@@ -97,15 +97,16 @@ class Service:
 
     def _viewed(self, process: Any) -> LM:
         lm = self.lm
-        assert lm.process is not None
+        assert isinstance(lm.process, Process)
         if isinstance(process, AutoregressiveOptions):
             raise UserError("process.kind: ar has no reverse process; choose scdd, gidd or mdlm.")
-        if isinstance(process, str):
-            made = build.process_of_kind(process, lm.tokenizer.vocab, lm.process.schedule)
-        else:
-            made = build.process(process, lm.tokenizer.vocab)
         view = copy(lm)
-        view.process = made
+        if isinstance(process, str):
+            if process not in PROCESSES:
+                raise UserError(f"process: there is no {process!r}; choose one of {', '.join(PROCESSES)}.")
+            view.process = process_of_kind(process, lm.tokenizer.vocab, lm.process.schedule)
+        else:
+            view.process = make_process(process, lm.tokenizer.vocab)
         return view
 
     def check_size(self, *, texts: int = 1, steps: int | None = None, length: int | None = None) -> None:
@@ -120,27 +121,19 @@ class Service:
 
     def tokens(self, text: str, name: str = "text") -> list[int]:
         """A text's tokens, refused if there are too many."""
-        found = self.lm.tokenizer.encode(text) if text else []
-        if len(found) > self.limits.length:
-            raise beyond(name, f"has {len(found)} tokens", self.limits.length)
-        return found
+        tokens = self.lm.tokenizer.encode(text) if text else []
+        if len(tokens) > self.limits.length:
+            raise beyond(name, f"has {len(tokens)} tokens", self.limits.length)
+        return tokens
 
-    def sampler(self, wanted: str | SamplerOptions | None) -> Sampler | None:
-        """The sampler that a request names or spells out."""
-        if wanted is None:
-            return None
-        spec = build_samplers.section(wanted) if isinstance(wanted, str) else wanted
-        rounds = getattr(spec, "corrections", 0)
-        if rounds > self.limits.steps:
+    def plan(self, lm: LM, chosen: dict[str, Any], seed: int | None, **run: Any) -> SamplingPlan:
+        """How a request's texts are drawn: what it chose, within the limits."""
+        steps = self.steps(chosen.get("steps"))
+        plan = lm.plan(**{**chosen, "steps": steps, "seed": draw_seed() if seed is None else seed, **run})
+        if (rounds := getattr(plan.sampler, "corrections", 0)) > self.limits.steps:
             raise beyond("sampler.corrections", f"is {rounds}", self.limits.steps)
-        return build_samplers.sampler(spec, self.lm.quality, self.lm.tokenizer.eos_id)
-
-    def wishes(self, body: ask.How) -> dict[str, Any]:
-        """Keyword arguments for `LM.start`."""
-        seed = draw_seed() if body.seed is None else body.seed
-        return {
-            **body.wishes(), "steps": self.steps(body.steps), "sampler": self.sampler(body.sampler), "seed": seed
-        }  # fmt: skip
+        plan.sampler.check(lm.engine.model)  # otherwise the worker would find out
+        return plan
 
     # -- jobs ---------------------------------------------------------------------------------------------------------
 
@@ -152,11 +145,9 @@ class Service:
         self.check_size(texts=body.num, steps=self.steps(body.steps), length=length)
         for name, text in (("prompt", body.prompt), ("suffix", body.suffix)):
             self.tokens(text, name)
-        how = self.wishes(body)
-        if body.stop is not None:
-            how["stop"] = body.stop
-        run = lm.start(body.num, length=length, prompt=body.prompt, suffix=body.suffix, record=record, **how)
-        return self.ready(run)
+        stop = not body.suffix if body.stop is None else body.stop
+        plan = self.plan(lm, body.chosen(SamplingOptions), body.seed, record=record, stop=stop)
+        return Job(run=lm.start(body.num, length=length, prompt=body.prompt, suffix=body.suffix, plan=plan))
 
     def infill(self, body: ask.Infill, record: bool = False) -> Job:
         """Texts with holes."""
@@ -169,46 +160,35 @@ class Service:
             raise beyond("text", "asks for a hole of a billion tokens", self.limits.length)
         if (holes := sum(map(int, sizes))) > self.limits.length:
             raise beyond("text", f"has holes for {holes} tokens", self.limits.length)
-        run = lm.start_infill(body.text, body.num, blocks=True, record=record, **self.wishes(body))
+        plan = self.plan(lm, body.chosen(SamplingOptions), body.seed, record=record)
+        run = lm.start_infill(body.text, body.num, blocks=True, plan=plan)
         if (length := len(run.starts[0])) > self.limits.length:
             raise beyond("text", f"has {length} tokens with its holes", self.limits.length)
-        return self.ready(run)
+        return Job(run=run)
 
     def correct(self, body: ask.Correct, record: bool = False) -> Job:
         """A text to repair."""
         self.check_model(body.model)
         lm = self.view(body.process)
-        steps = body.steps if "steps" in body.model_fields_set else min(body.steps, self.limits.steps)
-        self.check_size(steps=steps)
+        chosen = body.chosen(RepairOptions)
+        chosen["steps"] = chosen.get("steps", min(lm.repair.steps, self.limits.steps))
+        self.check_size(steps=chosen["steps"])
         tokens = self.tokens(body.text)
-        freeze: list[str | tuple[int, int]] = [
-            item if isinstance(item, str) else (item[0], item[1]) for item in body.freeze
-        ]
+        freeze = [item if isinstance(item, str) else (item[0], item[1]) for item in body.freeze]
         seed = draw_seed() if body.seed is None else body.seed
-        shared: dict[str, Any] = {"strength": body.strength, "freeze": freeze, "seed": seed, "blocks": True}
-        if body.mode == "pass":
-            work = partial(lm.correct, body.text, mode="pass", threshold=body.threshold, **shared)
-            return Job(work=work, cost=cost(len(tokens)))
-        run, finish = lm.start_correct(
-            body.text, steps=steps, final=body.final, top_p=body.top_p, record=record, **shared
-        )
-        return self.ready(run, lambda samples: finish(samples[0]))
+        repair = lm.to_repair(body.text, chosen, freeze=freeze, seed=seed, blocks=True)
+        if repair.options.mode == "pass":
+            return Job(work=repair.in_one_pass, cost=cost(len(tokens)))
+        run, finish = lm.start_correct(repair, record)
+        return Job(run=run, finish=lambda samples: finish(samples[0]))
 
     def score(self, body: ask.Score) -> Job:
         """A text to judge."""
         self.check_model(body.model)
         lm = self.view(body.process)
         tokens = self.tokens(body.text)
-        return Job(
-            work=partial(lm.score, body.text, strength=body.strength, blocks=True), cost=cost(len(tokens))
-        )
-
-    def ready(self, run: Run, finish: Callable[[tuple[Sample, ...]], Any] = lambda samples: samples) -> Job:
-        """A job of a run whose sampler fits its process; otherwise the worker would find out."""
-        run.settings.sampler.check(run.engine.process)
-        if run.settings.tolerance is not None and run.settings.sampler.name != "ancestral":
-            raise UserError("tolerance works with the sampler ancestral only: leave one of them out.")
-        return Job(run=run, finish=finish)
+        work = partial(lm.score, body.text, blocks=True, **body.chosen(RepairOptions))
+        return Job(work=work, cost=cost(len(tokens)))
 
     def steps(self, wanted: int | None) -> int:
         """The steps that a request will take; the usual number is no reason to refuse it."""
@@ -254,14 +234,17 @@ class Service:
         return sum(parameter.numel() for parameter in self.lm.network.parameters())
 
     @cached_property
-    def settings(self) -> Settings:
+    def settings(self) -> SettingsReply:
         """What the playground needs to know."""
         whole, own = recipe.schema(), self.lm.process
-        refusals = {name: self._refusal(name) for name in build_samplers.SECTIONS}
-        return Settings(
+        refusals = {name: self._refusal(name) for name in SAMPLER_NAMES}
+        return SettingsReply(
             model=self.name,
             parameters=self.parameters,
-            process={"kind": self.lm.engine.name(), "schedule": "" if own is None else repr(own.schedule)},
+            process={
+                "kind": self.lm.engine.process_name,
+                "schedule": repr(own.schedule) if isinstance(own, Process) else "",
+            },
             context=self.lm.context,
             room=self.lm.engine.room,
             length=self.usual_length,
@@ -277,9 +260,8 @@ class Service:
         )
 
     def _refusal(self, sampler: str) -> str | None:
-        spec = build_samplers.section(sampler)
         try:
-            build_samplers.sampler(spec, self.lm.quality, self.lm.tokenizer.eos_id).check(self.lm.process)
+            self.lm.plan(sampler=sampler).sampler.check(self.lm.engine.model)
         except UserError as error:
             return str(error)
         return None

@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 
 from scdd.core.rng import CounterRNG, integers, uniforms
-from scdd.lm import LM
+from scdd.lm.model import LM
 from scdd.lm.run import windows
-from scdd.ops import Filters
-from scdd.ops.logits import EVEN, compute_weights, raw_logits
-from scdd.samplers.network import Evaluation, groups
+from scdd.ops.common import EVEN, Filters, compute_weights, raw_logits
+from scdd.samplers.prediction import Prediction, row_groups
 
 log = logging.getLogger("scdd.serve")
 SIZES = (8, 4, 2)  # of groups
@@ -34,7 +33,7 @@ class Sharing:
         """`fixed`: evaluate this many rows always, filled up (a GPU), or more where these do not agree."""
         self._lm, self._fixed = lm, fixed
         self._tried: dict[tuple[int, int], bool] = {}
-        self._able = (fixed is not None or lm.device.type == "cpu") and lm.process is not None
+        self._able = (fixed is not None or lm.device.type == "cpu") and not lm.engine.autoregressive
 
     def size(self, rows: int, length: int) -> int | None:
         """Rows of an evaluation, for this many texts of this many tokens; None: each by itself."""
@@ -98,12 +97,11 @@ class Sharing:
         return z.to(self._lm.device), uniforms((size, length), source).to(self._lm.device)
 
     @torch.no_grad()
-    def _seen(self, z: Tensor, u: Tensor, together: int | None) -> list[Tensor]:
+    def _seen(self, z: Tensor, u: Tensor, rows_per_forward: int | None) -> list[Tensor]:
         """What a sampler can see of the rows."""
-        t = torch.full((len(z),), 0.5, dtype=torch.float64, device=z.device)
-        parts = groups(z.shape[0], z.shape[1], None, z.device, together)
-        found = Evaluation(self._lm.engine.denoiser, parts, z, t, FILTERS)
-        return [found.log_p_z, *found.draw(torch.ones_like(u, dtype=torch.bool), u), *found.top()]
+        denoiser, everywhere = self._lm.engine.model.denoiser, torch.ones_like(u, dtype=torch.bool)
+        prediction = Prediction(denoiser, row_groups(z, None, rows_per_forward), z, 0.5, FILTERS)
+        return [prediction.log_p_z, *prediction.draw(everywhere, u), *prediction.top()]
 
     @torch.no_grad()
     def _head_agrees(self) -> bool:

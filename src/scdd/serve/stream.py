@@ -77,7 +77,7 @@ def denoise(
     """`start`, then a `frame` for every text and step, then `result` and `done`; or `error`."""
     watched = Watched(service, job, request)
     assert job.run is not None
-    start = {**_start(service, job), "steps": len(job.run.settings.grid) - 1}
+    start = {**_start(service, job), "steps": job.run.plan.steps}
 
     async def events() -> AsyncIterator[bytes]:
         try:
@@ -104,7 +104,7 @@ def _start(service: Service, job: Job) -> dict[str, Any]:
         [None if token == tokenizer.mask_id else tokenizer.token(token) for token in row]
         for row in job.run.starts
     ]
-    return {"model": service.name, "seed": job.run.settings.seed, "texts": texts}
+    return {"model": service.name, "seed": job.run.plan.seed, "texts": texts}
 
 
 def frame(service: Service, seen: Seen) -> dict[str, Any]:

@@ -1,16 +1,18 @@
-"""An animated image of one sample's way, drawn with Pillow (an optional dependency)."""
+"""An animated image of one sample's trajectory, drawn with Pillow (an optional dependency)."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scdd.core.errors import UserError
 from scdd.data.files import write_atomically
 from scdd.data.tokenizer import TextTokenizer
-from scdd.lm.results import Correction, Sample, Trajectory
+
+if TYPE_CHECKING:
+    from scdd.lm.results import Correction, Sample, Trajectory
 
 PAPER, INK, SOFT, HIDDEN = (251, 250, 247), (35, 34, 31), (111, 107, 98), (217, 212, 200)
 COLOURS = {
@@ -34,35 +36,37 @@ class Piece(NamedTuple):
 
 
 def write_gif(path: Path, sample: Sample | Correction, tokenizer: TextTokenizer) -> None:
-    """Write the file; long walks are thinned out to a bounded number of frames, the last one stays for a while."""
+    """Write the file; long trajectories are thinned out to a bounded number of frames, the last one stays for a while."""
     try:
         from PIL import Image, ImageDraw, ImageFont
     except ImportError as error:
         raise UserError(
-            "--trace to a .gif needs Pillow: pip install 'scdd[gif]', or write an .html file."
+            "trace to a .gif needs Pillow: pip install 'scdd[gif]', or write an .html file.", "trace"
         ) from error
-    way = sample.trajectory
-    if way is None or not way.moments:
-        raise UserError("--trace has no step to show: take at least one step, and a final other than none.")
+    trajectory = sample.trajectory
+    if trajectory is None or not trajectory.moments:
+        raise UserError(
+            "trace has no step to show: take at least one step, and a final other than none.", "trace"
+        )
     font = ImageFont.load_default(size=16)
-    chosen = _thinned(len(way.moments))
-    pages = [list(_laid_out(way, frame, tokenizer, font)) for frame in chosen]
+    chosen = _thinned(len(trajectory.moments))
+    pages = [list(_laid_out(trajectory, frame, tokenizer, font)) for frame in chosen]
     lines = max((piece.line for page in pages for piece in page), default=0) + 1
     images = []
     for frame, page in zip(chosen, pages, strict=True):
         image = Image.new("RGB", (WIDTH, (lines + 1) * LINE + 2 * MARGIN), PAPER)
         draw = ImageDraw.Draw(image)
-        moment = way.moments[frame]
+        moment = trajectory.moments[frame]
         draw.text((MARGIN, MARGIN - 4), f"step {moment.step}    t = {moment.s:.3f}", SOFT, font)
         for piece in page:
             _paint(draw, font, piece)
         images.append(image.quantize(64))
     pauses = [90] * (len(images) - 1) + [2500]
-    made = io.BytesIO()
+    content = io.BytesIO()
     images[0].save(
-        made, "GIF", save_all=True, append_images=images[1:], duration=pauses, loop=0, optimize=True
+        content, "GIF", save_all=True, append_images=images[1:], duration=pauses, loop=0, optimize=True
     )
-    write_atomically(path, made.getbuffer())
+    write_atomically(path, content.getbuffer())
 
 
 def _thinned(count: int) -> list[int]:
@@ -70,10 +74,11 @@ def _thinned(count: int) -> list[int]:
     return sorted({*range(0, count, step), count - 1})
 
 
-def _laid_out(way: Trajectory, frame: int, tokenizer: TextTokenizer, font: Any) -> Iterator[Piece]:
+def _laid_out(trajectory: Trajectory, frame: int, tokenizer: TextTokenizer, font: Any) -> Iterator[Piece]:
     """Every token in a line, as wide as it is, broken between tokens."""
     line, x = 0, 0.0
-    for token, kind in zip(way.tokens[frame].tolist(), way.moved[frame].tolist(), strict=True):
+    moved = trajectory.moved[frame].tolist()
+    for token, kind in zip(trajectory.tokens[frame].tolist(), moved, strict=True):
         masked = token == tokenizer.mask_id
         for i, text in enumerate([""] if masked else tokenizer.token(token).split("\n")):
             width = MASK if masked else font.getlength(text)

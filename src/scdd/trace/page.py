@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from html import escape
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from scdd.core.errors import UserError
 from scdd.data.tokenizer import TextTokenizer
-from scdd.lm.results import Correction, Sample, Trajectory
+
+if TYPE_CHECKING:
+    from scdd.lm.results import Correction, Sample, Trajectory
 
 MARK = "/*DATA*/null"
 
@@ -23,12 +27,12 @@ def page(
         for name, sample in zip(names, samples, strict=True)
         if sample.trajectory is not None
     ]
-    ids = sorted({i for *_, way in recorded for i in [*way.start.tolist(), *way.tokens.flatten().tolist()]})
+    ids = {i for *_, one in recorded for i in [*one.start.tolist(), *one.tokens.flatten().tolist()]}
     data = {
         "title": title,
         "mask": tokenizer.mask_id,
-        "tokens": {i: tokenizer.token(i) for i in ids},
-        "samples": [{"label": name, **_facts(sample), **_frames(way)} for name, sample, way in recorded],
+        "tokens": {i: tokenizer.token(i) for i in sorted(ids)},
+        "samples": [{"label": name, **_facts(sample), **_frames(one)} for name, sample, one in recorded],
     }
     # "</" inside a script element would end it
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("</", "<\\/")
@@ -36,22 +40,33 @@ def page(
     return template.replace(MARK, text)
 
 
+def player(sample: Sample | Correction, tokenizer: TextTokenizer, title: str = "", height: int = 620) -> str:
+    """The page of one recorded sample as an HTML fragment, `height` pixels high, for a notebook's cell."""
+    if sample.trajectory is None:
+        raise UserError("There is nothing to play: the sample's steps were not recorded.")
+    content = escape(page([sample], tokenizer, title))
+    return (
+        f'<iframe srcdoc="{content}" sandbox="allow-scripts" title="a sample, step by step" '
+        f'style="width:100%;height:{height}px;border:0"></iframe>'
+    )
+
+
 def _facts(sample: Sample | Correction) -> dict[str, Any]:
     names = ("sampler", "process", "final", "seed", "steps", "nfe")
     return {name: getattr(sample, name) for name in names} | {"index": getattr(sample, "index", 0)}
 
 
-def _frames(way: Trajectory) -> dict[str, Any]:
+def _frames(trajectory: Trajectory) -> dict[str, Any]:
     """Tokens as differences to the frame before; x_θ in thousandths, −1 where it is not known."""
-    before = way.start
+    before = trajectory.start
     frames = []
-    for f, moment in enumerate(way.moments):
-        now = way.tokens[f]
+    for f, moment in enumerate(trajectory.moments):
+        now = trajectory.tokens[f]
         changed = (now != before).nonzero()[:, 0]
-        p = (way.log_p[f].double().exp() * 1000).round().nan_to_num(-1.0).long().tolist()
-        moves = [[int(i), int(now[i]), int(way.moved[f, i])] for i in changed]
+        p = (trajectory.log_p[f].double().exp() * 1000).round().nan_to_num(-1.0).long().tolist()
+        moves = [[int(i), int(now[i]), int(trajectory.moved[f, i])] for i in changed]
         frames.append(
             {"step": moment.step, "t": round(moment.t, 6), "s": round(moment.s, 6), "moves": moves, "p": p}
         )
         before = now
-    return {"start": way.start.tolist(), "frames": frames}
+    return {"start": trajectory.start.tolist(), "frames": frames}

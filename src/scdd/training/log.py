@@ -193,7 +193,7 @@ class Wandb(Sink):
             import wandb
         except ModuleNotFoundError as error:
             raise UserError(
-                "training.wandb needs wandb: pip install 'scdd[wandb]', or set it to null."
+                "wandb needs the package of that name: pip install 'scdd[wandb]', or set it to null.", "wandb"
             ) from error
         file = run / "wandb.id"
         known = file.read_text().strip() if file.exists() else wandb.util.generate_id()

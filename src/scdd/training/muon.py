@@ -6,12 +6,10 @@ rest. Matrices of one shape go through the iteration together, so that it takes 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
-from scdd.models.ema import local
+from scdd.training.parallel import local, share_of, whole_from
 
 ROUNDS = 5
 A, B, C = 3.4445, -4.7750, 2.0315  # x → A x + B x³ + C x⁵ on singular values: quickly near 1, not exactly 1
@@ -52,32 +50,9 @@ class Muon:
             torch._foreach_mul_(gradients, scale)
             torch._foreach_lerp_(velocity, gradients, 1 - self.momentum)
             ahead = torch._foreach_lerp(gradients, velocity, self.momentum)  # Nesterov's look ahead
-            whole = torch.stack([_whole(part, p) for part, p in zip(ahead, weights, strict=True)])
-            steps = [_share(step, p) for step, p in zip(orthogonal(whole), weights, strict=True)]
+            whole = torch.stack([whole_from(part, p) for part, p in zip(ahead, weights, strict=True)])
+            steps = [share_of(step, p) for step, p in zip(orthogonal(whole), weights, strict=True)]
             reach = learning_rate * max(1.0, shape[0] / shape[1]) ** 0.5
             places = local(list(weights))
             torch._foreach_mul_(places, 1 - learning_rate * weight_decay)
             torch._foreach_add_(places, steps, alpha=-reach)
-
-
-def _whole(part: Tensor, like: Any) -> Tensor:
-    """The whole matrix from this rank's part of it."""
-    if not hasattr(like, "full_tensor"):
-        return part
-    from torch.distributed.tensor import DTensor
-
-    mesh, placements = like.device_mesh, like.placements
-    sharded = DTensor.from_local(part, mesh, placements, shape=like.shape, stride=like.stride())
-    return sharded.full_tensor()
-
-
-def _share(step: Tensor, like: Any) -> Tensor:
-    """This rank's part of a matrix that every rank has computed, in the weight's dtype."""
-    step = step.to(like.dtype)
-    if not hasattr(like, "full_tensor"):
-        return step
-    from torch.distributed.tensor import DTensor, Replicate
-
-    mesh = like.device_mesh
-    everywhere = DTensor.from_local(step, mesh, [Replicate()] * mesh.ndim, run_check=False)
-    return everywhere.redistribute(placements=like.placements).to_local()

@@ -1,4 +1,4 @@
-"""AdamW as in the paper (appendix "Training Details"), or Muon with AdamW around it: warm-up, cosine, clipping.
+"""The second half of a training step: AdamW (Muon for some matrices), and the moving average of the weights.
 
 Nothing here waits for the device.
 """
@@ -6,102 +6,126 @@ Nothing here waits for the device.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
-from scdd.models.blocks import is_block_matrix
-from scdd.models.ema import EMA, local
 from scdd.ops.update import Rates, Slots, update
 from scdd.training.muon import Muon
+from scdd.training.options import OptimiserOptions
+from scdd.training.parallel import local
 
 
-@dataclass(frozen=True)
-class Optim:
-    """The paper's settings: β 0.9/0.999, ε 1e-9, weight decay 0.02 on every parameter, gradient norm at most 1.
+class MovingAverage:
+    """shadow ← d · shadow + (1 − d) · weight after each step, d = min(decay, (1 + n) / (10 + n)) at the n-th update.
 
-    The learning rate rises linearly from `initial` to `peak` in `warmup` steps, then falls as a cosine to
-    `final_fraction` of the peak at `steps`. `muon` is the peak learning rate of Muon for the matrices inside the blocks,
-    on the same curve; None leaves them to AdamW, as the paper does.
+    It is what is validated, sampled from and published. The shadow is float32 whatever the weights are: with
+    d = 0.9999, bfloat16 would lose every update. `Optimiser` writes it in AdamW's own pass over memory.
     """
 
-    steps: int
-    peak: float = 5e-4
-    initial: float = 1e-6
-    final_fraction: float = 0.1
-    warmup: int = 10_000
-    betas: tuple[float, float] = (0.9, 0.999)
-    epsilon: float = 1e-9
-    weight_decay: float = 0.02
-    clip: float | None = 1.0
-    muon: float | None = None
-    momentum: float = 0.95
+    def __init__(self, module: nn.Module, decay: float = 0.9999) -> None:
+        self.decay, self.updates = decay, 0
+        self._weights = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self.shadow = {name: p.detach().clone().float() for name, p in self._weights.items()}
 
-    def learning_rate(self, step: float) -> float:
-        """At optimiser step 0, 1, 2, …"""
-        if step < self.warmup:
-            return self.initial + (self.peak - self.initial) * step / self.warmup
-        done = min(1.0, (step - self.warmup) / max(1, self.steps - self.warmup))
-        share = self.final_fraction + (1 - self.final_fraction) * 0.5 * (1 + math.cos(math.pi * done))
-        return self.peak * share
+    def next_share(self) -> float:
+        """Count an update, and return 1 − d for it."""
+        self.updates += 1
+        return 1 - min(self.decay, (1 + self.updates) / (10 + self.updates))
+
+    @torch.no_grad()
+    def update(self, weights: Mapping[str, Tensor], share: float) -> None:
+        """shadow ← shadow + share · (weight − shadow) for some of the weights; shards need no communication."""
+        given = [w if w.dtype == torch.float32 else w.float() for w in local(weights.values())]
+        if given:
+            torch._foreach_lerp_(local(self.shadow[name] for name in weights), given, share)
+
+    @contextmanager
+    def swapped_in(self) -> Iterator[None]:
+        """The network carries the averages inside the block, and its own weights again afterwards."""
+        weights = local(self._weights.values())
+        with torch.no_grad():
+            own = [w.detach().clone() for w in weights]
+            torch._foreach_copy_(weights, local(self.shadow.values()))
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                torch._foreach_copy_(weights, own)
 
 
 class Optimiser:
-    """AdamW with those settings, its moments by parameter name, the moving average in the same pass; Muon where asked.
+    """AdamW, its moments by parameter name; Muon for `matrices`, where the options ask for it.
 
     The reference code decays every parameter, biases and norms too, and so does this. Sharded parameters are updated
     where their shards are: AdamW needs all of them for the gradient's norm only.
     """
 
     def __init__(
-        self, parameters: Iterable[tuple[str, nn.Parameter]], settings: Optim, impl: str = "auto"
+        self,
+        parameters: Iterable[tuple[str, nn.Parameter]],
+        options: OptimiserOptions,
+        matrices: Collection[str] = (),
+        impl: str = "auto",
     ) -> None:
-        self.settings, self.impl = settings, impl
+        self.options, self.impl = options, impl
         self.parameters = {name: p for name, p in parameters if p.requires_grad}
-        inner = {name: p for name, p in self.parameters.items() if settings.muon and is_block_matrix(name)}
-        self.muon = Muon(inner, settings.momentum)
+        inner = {name: p for name, p in self.parameters.items() if options.muon and name in matrices}
+        self.muon = Muon(inner, options.momentum)
         self.outer = [name for name in self.parameters if name not in inner]
         self.first = {name: torch.zeros_like(self.parameters[name]) for name in self.outer}
         self.second = {name: torch.zeros_like(self.parameters[name]) for name in self.outer}
 
+    def learning_rate_at(self, step: float) -> float:
+        """AdamW's at step 0, 1, 2, …: a linear warm-up, then a cosine down to the final fraction of the peak at the end."""
+        options = self.options
+        peak, first, warmup = options.learning_rate, options.initial_learning_rate, options.warmup_steps
+        if step < warmup:
+            return first + (peak - first) * step / warmup
+        done = min(1.0, (step - warmup) / max(1, options.steps - warmup))
+        rest = options.final_fraction
+        return peak * (rest + (1 - rest) * 0.5 * (1 + math.cos(math.pi * done)))
+
     @torch.no_grad()
-    def step(self, step: int, ema: EMA | None = None) -> Tensor:
-        """The update number `step`, from 0 on, then `ema`'s; returns the gradient's norm before clipping, on the device."""
+    def update_and_average(self, step: int, average: MovingAverage | None = None) -> Tensor:
+        """Update the weights for the time number `step`, from 0 on, then take them into the average.
+
+        Both happen in one pass over memory. Returns the gradient's norm before clipping, on the device.
+        """
         gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
         if hasattr(norm, "full_tensor"):
             norm = norm.full_tensor()  # sharded: every rank learns the norm of the whole
-        settings, scale = self.settings, self._scale(norm)
-        rate, pull = settings.learning_rate(step), 0.0 if ema is None else ema.advance()
-        if settings.muon:
-            self.muon.step(scale, settings.muon * rate / settings.peak, settings.weight_decay)
-            if ema is not None:
-                ema.pull(self.muon.matrices, pull)
-        rates = Rates(rate, settings.betas, settings.epsilon, settings.weight_decay, step + 1, pull)
-        update(self._slots(ema), scale, rates, self.impl)
+        options, scale = self.options, self._scale(norm)
+        rate, share = self.learning_rate_at(step), 0.0 if average is None else average.next_share()
+        if options.muon:
+            self.muon.step(scale, options.muon * rate / options.learning_rate, options.weight_decay)
+            if average is not None:
+                average.update(self.muon.matrices, share)
+        rates = Rates(rate, options.betas, options.epsilon, options.weight_decay, step + 1, share)
+        update(self._slots(average), scale, rates, self.impl)
         for p in self.parameters.values():
             p.grad = None
         return norm
 
     def _scale(self, norm: Tensor) -> Tensor:
         """What clipping multiplies the gradients with."""
-        if self.settings.clip is None:
+        if self.options.clip is None:
             return torch.ones_like(norm)
-        return (self.settings.clip / (norm + 1e-6)).clamp(max=1.0)
+        return (self.options.clip / (norm + 1e-6)).clamp(max=1.0)
 
-    def _slots(self, ema: EMA | None) -> Slots:
-        """AdamW's tensors, this rank's part of them."""
+    def _slots(self, average: MovingAverage | None) -> Slots:
+        """AdamW's tensors and the average's, this rank's part of them."""
         used = {name: self.parameters[name] for name in self.outer if self.parameters[name].grad is not None}
-        groups: tuple[list[Tensor], ...] = (
-            list(used.values()),
-            [p.grad for p in used.values() if p.grad is not None],
-            [self.first[name] for name in used],
-            [self.second[name] for name in used],
-            [] if ema is None else [ema.shadow[name] for name in used],
+        return Slots(
+            local(used.values()),
+            local(p.grad for p in used.values() if p.grad is not None),
+            local(self.first[name] for name in used),
+            local(self.second[name] for name in used),
+            [] if average is None else local(average.shadow[name] for name in used),
         )
-        return Slots(*map(local, groups))
 
     def state(self) -> dict[str, Tensor]:
         """The moments of every parameter; the tensors are the live ones."""

@@ -1,23 +1,45 @@
-"""The optimiser and the run."""
+"""What may be chosen of a training run: how long, how much at a time, the optimiser, and what happens on the way."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
+from scdd.core.errors import OptionError
 from scdd.core.options import Amount, Count, NotNegative, Options, Positive, Share, ShareBelowOne, Text
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class TrainingOptions(Options):
-    """The optimiser and the run. The defaults are the paper's where it names them."""
+class LengthOptions(Options):
+    """How long a run is."""
 
     steps: Count
     """Optimiser steps."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class BatchOptions(LengthOptions):
+    """How much it sees at a time."""
+
     batch_size: Count
     """Sequences in an optimiser step, over all devices."""
     micro_batch_size: Count | None = None
     """Sequences on one device at a time, the rest is accumulated; null takes the whole share of the device."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.micro_batch_size is not None and self.batch_size % self.micro_batch_size:
+            raise OptionError(
+                f"batch_size {self.batch_size} is not a multiple of micro_batch_size {self.micro_batch_size}: "
+                "change one of them.",
+                "micro_batch_size",
+            )
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class OptimiserOptions(LengthOptions):
+    """AdamW as in the paper (appendix "Training Details"), or Muon with AdamW around it."""
+
     learning_rate: Positive = 5e-4
     """Peak learning rate of AdamW."""
     initial_learning_rate: NotNegative = 1e-6
@@ -38,6 +60,12 @@ class TrainingOptions(Options):
     """Peak learning rate of Muon for the matrices inside the blocks, which learns faster; null: AdamW for all."""
     momentum: ShareBelowOne = 0.95
     """Muon's momentum."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class TrainingOptions(OptimiserOptions, BatchOptions):
+    """The optimiser and the run. The defaults are the paper's where it names them."""
+
     ema: ShareBelowOne = 0.9999
     """Decay of the averaged weights that are saved for sampling; 0 saves the raw ones."""
     precision: Literal["bf16", "float32"] = "bf16"
@@ -69,8 +97,11 @@ class TrainingOptions(Options):
     start_from: Text | None = None
     """Checkpoint whose weights are taken over at the start; it may come from another process."""
 
-    def __post_init__(self) -> None:
-        if self.micro_batch_size is not None and self.batch_size % self.micro_batch_size:
-            raise ValueError(
-                f"batch_size {self.batch_size} is not a multiple of micro_batch_size {self.micro_batch_size}"
-            )
+
+CHANGEABLE = frozenset(
+    (
+        *("steps", "max_seconds", "micro_batch_size", "compile", "parallel", "tensorboard", "wandb"),
+        *("save_every", "keep_last", "validate_every", "validate_batches", "log_every", "sample_every"),
+    )
+)
+"""What may differ when a run is resumed: how long, how often, and on what, but never what is learnt."""

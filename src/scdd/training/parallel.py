@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -13,10 +13,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from scdd.core import UserError
-from scdd.models.blocks import Block
 from scdd.models.compiled import compile_network
-from scdd.objectives.base import Loss, Objective
-from scdd.objectives.batch_slice import BatchSlice
+from scdd.models.network import Network
+from scdd.objectives.base import BatchSlice, Loss, Objective
 
 Kind = Literal["none", "ddp", "fsdp"]
 
@@ -63,25 +62,25 @@ class World:
 
 
 @contextlib.contextmanager
-def world(asked: str = "auto", device: str | None = None) -> Iterator[World]:
+def world(kind: str = "auto", device: str | None = None) -> Iterator[World]:
     """Join the process group that torchrun describes; alone without it. Gloo on CPU, NCCL on CUDA."""
     size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
-    local = int(os.environ.get("LOCAL_RANK", "0"))
-    chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    place = _place(f"cuda:{local}" if chosen == "cuda" else chosen)
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    place = _place(f"cuda:{local_rank}" if device == "cuda" else device)
     if place.type == "cuda":
         torch.cuda.set_device(place)
     if size == 1:
         yield World(device=place)
         return
-    if asked == "none":
+    if kind == "none":
         raise UserError(
-            f"training.parallel is none and torchrun started {size} processes: set it to ddp or fsdp."
+            f"parallel is none and torchrun started {size} processes: set it to ddp or fsdp.", "parallel"
         )
-    kind: Kind = "fsdp" if asked == "fsdp" else "ddp"
     dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
     try:
-        yield World(rank, size, kind, place, dist.new_group(backend="gloo"))
+        chosen: Kind = "fsdp" if kind == "fsdp" else "ddp"
+        yield World(rank, size, chosen, place, dist.new_group(backend="gloo"))
     finally:
         dist.destroy_process_group()
 
@@ -91,103 +90,120 @@ def _place(name: str) -> torch.device:
     try:
         place = torch.device(name)
     except RuntimeError as error:
-        raise UserError(f"--device {name} is not known: use cpu or cuda.") from error
+        raise UserError(f"device {name} is not known: use cpu or cuda.", "device") from error
     if place.type not in ("cpu", "cuda"):
-        raise UserError(f"--device {name} cannot train: use cpu or cuda.")
+        raise UserError(f"device {name} cannot train: use cpu or cuda.", "device")
     if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
-        raise UserError(
-            f"--device {name} is not there, torch sees {torch.cuda.device_count()} GPUs: use cpu."
-        )
+        seen = torch.cuda.device_count()
+        raise UserError(f"device {name} is not there, torch sees {seen} GPUs: use cpu.", "device")
     return place
 
 
-class Step(nn.Module):
+class LossModule(nn.Module):
     """A network and an objective as one module, so that DDP and FSDP see all that a step does."""
 
-    def __init__(self, network: nn.Module, objective: Objective, bf16: bool = False, ranks: int = 1) -> None:
+    network: Network
+
+    def __init__(self, network: Network, objective: Objective, ranks: int = 1) -> None:
         super().__init__()
         self.network = network
         for name, module in objective.modules().items():
             self.add_module(name, module)
-        self.objective, self.bf16, self.ranks = objective, bf16, ranks
+        self.objective, self.ranks = objective, ranks
 
     def forward(
         self, tokens: Tensor, documents: Tensor | None, part: BatchSlice, report: bool = False
     ) -> Loss:
-        """The loss of this part, or with `report` the number to report; gradients are averaged over ranks later."""
-        view = _Mixed(self.network, self.bf16, tokens.device.type)
-        objective = self.objective.evaluate if report else self.objective.loss
-        found = objective(cast(Any, view), tokens, documents, part)
-        return found._replace(total=found.total * self.ranks)
+        """The loss of this slice, or with `report` the number to report; gradients are averaged over ranks later."""
+        compute = self.objective.evaluate if report else self.objective.loss
+        loss = compute(self.network, tokens, documents, part)
+        return loss._replace(total=loss.total * self.ranks)
 
-
-class _Mixed:
-    """The network with its hidden states computed in bfloat16; ops choose their own precision."""
-
-    def __init__(self, network: nn.Module, bf16: bool, kind: str) -> None:
-        self._network, self._bf16, self._kind = cast(Any, network), bf16, kind
-        self.vocab = self._network.vocab
-
-    @property
-    def head(self) -> Any:
-        return self._network.head
-
-    def hidden(self, z_t: Tensor, t: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
-        with torch.autocast(self._kind, torch.bfloat16, enabled=self._bf16):
-            states: Tensor = self._network.hidden(z_t, t, documents)
-        return states
+    def hidden_matrices(self) -> set[str]:
+        """The network's, under the names that they have here."""
+        return {f"network.{name}" for name in self.network.hidden_matrices()}
 
 
 class Parallel:
-    """A step shared among ranks: call it for losses; only the last micro-batch of a step sends gradients."""
+    """A loss module shared among ranks."""
 
-    def __init__(self, step: Step, world: World, compile: bool = False) -> None:
-        self.world, self.step = world, step
-        blocks = [module for module in step.network.modules() if isinstance(module, Block)]
-        if compile and world.kind == "fsdp":
-            for block in blocks:
-                compile_network(block)
-        elif compile:
-            compile_network(step.network)
-        self._call: nn.Module = step
+    def __init__(self, module: LossModule, world: World, compile: bool = False) -> None:
+        self.world, self.module = world, module
+        layers = module.network.layers()
+        if compile:
+            for part in layers if world.kind == "fsdp" else [module.network]:
+                compile_network(part)
+        self._ddp: nn.parallel.DistributedDataParallel | None = None
         if world.kind == "ddp":
-            self._call = nn.parallel.DistributedDataParallel(
-                step, broadcast_buffers=False, gradient_as_bucket_view=True
+            self._ddp = nn.parallel.DistributedDataParallel(
+                module, broadcast_buffers=False, gradient_as_bucket_view=True
             )
         elif world.kind == "fsdp":
-            _shard(step, blocks)
+            _shard(module, layers)
 
-    def __call__(self, tokens: Tensor, documents: Tensor | None, part: BatchSlice, last: bool = True) -> Loss:
-        """Forward; gradients leave this rank in the backward pass of the `last` part."""
-        with contextlib.ExitStack() as stack:
-            if isinstance(self._call, nn.parallel.DistributedDataParallel) and not last:
-                stack.enter_context(self._call.no_sync())
-            if self.world.kind == "fsdp":
-                cast(Any, self.step).set_requires_gradient_sync(last)
-            loss: Loss = self._call(tokens, documents, part)
-            # The backward pass belongs inside: DDP decides there whether gradients are sent.
-            loss.total.backward()  # type: ignore[no-untyped-call]
+    def forward(self, tokens: Tensor, documents: Tensor | None, part: BatchSlice) -> Loss:
+        """The loss of this slice, to call `backward` on."""
+        loss: Loss = (self._ddp or self.module)(tokens, documents, part)
         return loss
+
+    @contextlib.contextmanager
+    def sending_gradients(self, last: bool) -> Iterator[None]:
+        """For a forward and a backward pass: gradients leave this rank only in the `last` ones of a step."""
+        if self.world.kind == "fsdp":
+            cast(Any, self.module).set_requires_gradient_sync(last)
+        with self._ddp.no_sync() if self._ddp is not None and not last else contextlib.nullcontext():
+            yield
 
     def report(self, tokens: Tensor, documents: Tensor | None, part: BatchSlice) -> Loss:
         """The number to report, without gradients."""
         with torch.no_grad():
-            found: Loss = self.step(tokens, documents, part, report=True)
-        return found
+            loss: Loss = self.module(tokens, documents, part, report=True)
+        return loss
 
 
-def _shard(step: Step, blocks: Sequence[nn.Module]) -> None:
-    """FSDP2: each block on its own, the rest together; weights stay float32, autocast computes in bfloat16.
+def _shard(module: LossModule, layers: Sequence[nn.Module]) -> None:
+    """FSDP2: each layer on its own, the rest together; weights stay float32, autocast computes in bfloat16.
 
     The root is resharded after the forward pass as well, or validation's swap of weights would not be seen.
     """
     from torch.distributed.fsdp import fully_shard
 
-    for block in blocks:
-        fully_shard(block)
-    fully_shard(step, reshard_after_forward=True)
+    for layer in layers:
+        fully_shard(layer)
+    fully_shard(module, reshard_after_forward=True)
+
+
+# -- sharded tensors ----------------------------------------------------------------------------------------------------
+
+
+def local(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """This rank's share of sharded tensors; plain tensors as they are."""
+    return [t.to_local() if hasattr(t, "to_local") else t for t in tensors]
 
 
 def whole(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Sharded tensors gathered, on every rank; plain ones as they are."""
     return {name: t.full_tensor() if hasattr(t, "full_tensor") else t for name, t in tensors.items()}
+
+
+def whole_from(share: Tensor, like: Any) -> Tensor:
+    """The whole of a tensor that is sharded as `like` is, from this rank's share of it."""
+    if not hasattr(like, "full_tensor"):
+        return share
+    from torch.distributed.tensor import DTensor
+
+    mesh, placements = like.device_mesh, like.placements
+    sharded = DTensor.from_local(share, mesh, placements, shape=like.shape, stride=like.stride())
+    return sharded.full_tensor()
+
+
+def share_of(tensor: Tensor, like: Any) -> Tensor:
+    """This rank's share, as `like` is sharded and in its dtype, of a tensor that every rank has whole."""
+    tensor = tensor.to(like.dtype)
+    if not hasattr(like, "full_tensor"):
+        return tensor
+    from torch.distributed.tensor import DTensor, Replicate
+
+    mesh = like.device_mesh
+    everywhere = DTensor.from_local(tensor, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    return everywhere.redistribute(placements=like.placements).to_local()

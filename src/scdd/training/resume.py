@@ -15,7 +15,7 @@ import json
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,38 +24,23 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from scdd import bundle
-from scdd.core import UserError, Vocab
+from scdd.bundle import folder as bundle
+from scdd.core import UserError
 from scdd.training.parallel import World
 
 FOLDER, RESUME, FACTS, STATE = "checkpoints", "resume", "facts.json", "state.safetensors"
 _NAME = re.compile(r"step-(\d+)")
 
 
-@dataclass(frozen=True)
-class Identity:
-    """What every checkpoint of a run says of itself; `recipe` and `tokenizer` are the files' texts.
-
-    `extra` is what the recipe cannot say.
-    """
-
-    recipe: str
-    tokenizer: str | None
-    vocab: Vocab
-    network: dict[str, Any] | None = None
-    extra: dict[str, Any] | None = None
-
-
 class Checkpoints:
     """The checkpoints of one run folder."""
 
-    def __init__(self, run: Path, identity: Identity, world: World, keep: int = 2) -> None:
+    def __init__(self, run: Path, identity: bundle.Identity, world: World, keep: int = 2) -> None:
         self.folder, self.identity, self.world, self.keep = run / FOLDER, identity, world, keep
 
     def latest(self) -> Path | None:
         """The newest complete checkpoint."""
-        found = self._all()
-        return found[-1] if found else None
+        return max(self._all(), default=None)
 
     def clean(self) -> None:
         """Remove what an interrupted write left behind."""
@@ -69,7 +54,8 @@ class Checkpoints:
         if free < 1.05 * size + (1 << 20):
             raise UserError(
                 f"{self.folder} has {free / 2**30:.2f} GiB free and a checkpoint takes {size / 2**30:.2f} GiB: "
-                "make room, lower training.keep_last, or choose another --out."
+                "make room, lower keep_last, or choose another folder.",
+                "keep_last",
             )
 
     def save(
@@ -88,14 +74,8 @@ class Checkpoints:
             self.require_room(size_of(weights) + size_of(tensors))
             bundle.write(
                 target,
-                recipe=self.identity.recipe,
-                weights=weights,
-                vocab=self.identity.vocab,
-                tokenizer=self.identity.tokenizer,
-                step=step,
-                tokens=int(facts.get("tokens", 0)),
-                network=self.identity.network,
-                extra=self.identity.extra,
+                replace(self.identity, step=step, tokens=int(facts.get("tokens", 0))),
+                weights,
                 more=lambda temporary: self._write(
                     self.world.broadcast(str(temporary / RESUME)), tensors, facts
                 ),
@@ -132,12 +112,12 @@ class Checkpoints:
     def _check_identity(self, checkpoint: Path) -> None:
         """A checkpoint of other tokens, or of a process of its own, is refused before its tensors are looked at."""
         meta = json.loads((checkpoint / "meta.json").read_text(encoding="utf-8"))
-        if meta["vocab"]["hash"] != bundle.vocabulary_hash(self.identity.vocab, self.identity.tokenizer):
+        if meta["vocab"]["hash"] != self.identity.vocab_hash:
             raise UserError(
                 f"{checkpoint} was trained with another vocabulary ({meta['vocab']['size']} ids, here "
-                f"{self.identity.vocab.size}): use its tokenizer and data, or another --out."
+                f"{self.identity.vocab.size}): use its tokenizer and data, or another folder."
             )
-        if meta.get("extra", {}) != (self.identity.extra or {}):
+        if meta.get("extra", {}) != self.identity.extra:
             raise UserError(
                 f"{checkpoint} was trained with {meta['extra'] or 'what its recipe says'}, and this run with "
                 f"{self.identity.extra or 'what the recipe says'}: hand over the same objective, or use another folder."

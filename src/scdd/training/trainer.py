@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,30 +16,13 @@ from torch import Tensor
 from scdd.core import UserError
 from scdd.core.rng import derive_seed
 from scdd.data.loader import Batch, Loader
-from scdd.models.ema import EMA
-from scdd.objectives.batch_slice import BatchSlice
-from scdd.objectives.meter import Estimate, RatioMeter
+from scdd.objectives.base import BatchSlice, Estimate, RatioMeter
 from scdd.training.log import Log
-from scdd.training.optim import Optim, Optimiser
+from scdd.training.optim import MovingAverage, Optimiser
+from scdd.training.options import TrainingOptions
 from scdd.training.parallel import Parallel, whole
 from scdd.training.resume import Checkpoints, size_of
-from scdd.training.stop import Clock, Signals
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How long, how much at a time, and how often; names as in a recipe's training section."""
-
-    steps: int
-    batch_size: int
-    micro_batch_size: int | None = None
-    ema: float = 0.9999
-    save_every: int = 5000
-    validate_every: int = 5000
-    log_every: int = 50
-    sample_every: int | None = None
-    max_seconds: float | None = None
-    seed: int = 0
+from scdd.training.signals import Signals
 
 
 @dataclass(frozen=True)
@@ -49,33 +34,53 @@ class Outcome:
     checkpoint: Path | None
 
 
+class Clock:
+    """Seconds spent training: it stands still while validating and saving, and goes on where a resumed run left off."""
+
+    def __init__(self, spent: float = 0.0) -> None:
+        self.spent = spent
+        self._since: float | None = None
+
+    def start(self) -> None:
+        """Run from now on."""
+        self._since = time.perf_counter()
+
+    def stop(self) -> None:
+        """Stand still."""
+        self.spent, self._since = self.seconds, None
+
+    @property
+    def seconds(self) -> float:
+        """So far."""
+        return self.spent + (time.perf_counter() - self._since if self._since is not None else 0.0)
+
+
 class Trainer:
     """Everything a run holds. `run` goes from the last checkpoint, if there is one, to the end."""
 
     def __init__(
         self,
         parallel: Parallel,
-        optim: Optim,
         loader: Loader,
         checkpoints: Checkpoints,
-        settings: Settings,
+        options: TrainingOptions,
+        seed: int = 0,
         validation: Callable[[], Estimate] | None = None,
-        sampler: Callable[[int], list[str]] | None = None,
     ) -> None:
-        self.parallel, self.loader, self.checkpoints, self.settings = parallel, loader, checkpoints, settings
-        self.world, self.module = parallel.world, parallel.step
-        self.objective = self.module.objective
-        self.optimiser = Optimiser(self.module.named_parameters(), optim)
-        self.ema = EMA(self.module, settings.ema) if settings.ema > 0 else None
-        self.validation, self.sampler = validation, sampler
+        self.parallel, self.loader, self.checkpoints, self.options = parallel, loader, checkpoints, options
+        self.world, self.module, self.objective = parallel.world, parallel.module, parallel.module.objective
+        parameters = self.module.named_parameters()
+        self.optimiser = Optimiser(parameters, options, self.module.hidden_matrices())
+        self.average = MovingAverage(self.module, options.ema) if options.ema > 0 else None
+        self.validation = validation
+        self.sampler: Callable[[], list[str]] | None = None  # texts to be logged now and then
         self.log = Log()
-        self.step, self.tokens = 0, 0
+        self.seed, self.step, self.tokens = derive_seed(seed, "training"), 0, 0
         self.clock = Clock()
-        self.tally = RatioMeter(self.world.device)
-        self.bad = torch.full(
-            (), -1, dtype=torch.int64, device=self.world.device
-        )  # first step that was not finite
-        self.norm = torch.zeros((), device=self.world.device)
+        device = self.world.device
+        self.meter = RatioMeter(device)  # of the losses since the last report
+        self.norm = torch.zeros((), device=device)  # of the last gradient
+        self.bad = torch.full((), -1, dtype=torch.int64, device=device)  # first step that was not finite
         self._logged = (0, 0.0)  # tokens and seconds at the last report
 
     # -- the loop ---------------------------------------------------------------------------------------------
@@ -86,18 +91,17 @@ class Trainer:
         with Signals() as signals:
             self.clock.start()
             batches = iter(self.loader)
-            while self.step < self.settings.steps:
+            while self.step < self.options.steps and reason == "finished":
                 self.advance(next(batches))
                 self._occasions()
-                limit = self.settings.max_seconds
+                limit = self.options.max_seconds
                 late, told = self.world.any(
                     limit is not None and self.clock.seconds >= limit, signals.received is not None
                 )
-                if late or told:
-                    reason = (
-                        "out of time" if late else (signals.received.name if signals.received else "a signal")
-                    )
-                    break
+                if late:
+                    reason = "out of time"
+                elif told:
+                    reason = signals.received.name if signals.received else "a signal"
             self.clock.stop()
             if reason == "out of time" and self.validation is not None:
                 self._validate()  # where the budget ended is what people compare; a signal may leave no time for it
@@ -105,35 +109,28 @@ class Trainer:
         return Outcome(reason, self.step, self.checkpoints.latest())
 
     def advance(self, batch: Batch) -> None:
-        """One optimiser step on this rank's rows of the global batch."""
-        rows = batch.tokens.shape[0]
-        size = min(self.settings.micro_batch_size or rows, rows)
-        whole_part = BatchSlice(
-            derive_seed(self.settings.seed, "training"),
-            self.step,
-            self.world.rank * rows,
-            rows,
-            self.settings.batch_size,
-        )
+        """One step on this rank's rows of the global batch: forward, backward, update, average."""
+        count, total = batch.tokens.shape[0], self.options.batch_size
+        whole_slice = BatchSlice(self.seed, self.step, self.world.rank * count, count, total)
         finite = torch.ones((), dtype=torch.bool, device=self.world.device)
-        for first in range(0, rows, size):
-            cut = slice(first, min(first + size, rows))
-            documents = None if batch.documents is None else batch.documents[cut]
-            part = whole_part.cut(first, cut.stop - first)
-            loss = self.parallel(batch.tokens[cut], documents, part, last=cut.stop == rows)
-            self.tally.add(loss.nats, loss.tokens)
+        for rows, part in whole_slice.micro_batches(self.options.micro_batch_size):
+            documents = None if batch.documents is None else batch.documents[rows]
+            with self.parallel.sending_gradients(last=rows.stop == count):
+                loss = self.parallel.forward(batch.tokens[rows], documents, part)
+                loss.total.backward()  # type: ignore[no-untyped-call]
+            self.meter.add(loss.nats, loss.tokens)
             finite = finite & torch.isfinite(loss.total.detach())
-        self.norm = self.optimiser.step(self.step, self.ema)
+        self.norm = self.optimiser.update_and_average(self.step, self.average)
         self.objective.end_step(self.world.reduce)
         # Kept on the device and read when something is read anyway: the step itself never waits.
         finite = finite & torch.isfinite(self.norm)
         self.bad = torch.where((self.bad < 0) & ~finite, self.step, self.bad)
         self.step += 1
-        self.tokens += batch.tokens.shape[1] * self.settings.batch_size
+        self.tokens += batch.tokens.shape[1] * total
 
     def _occasions(self) -> None:
         """What is due after this step."""
-        due = self.settings
+        due = self.options
         if self.step % due.log_every == 0 or self.step == due.steps:
             self._report()
         if self.validation is not None and (self.step % due.validate_every == 0 or self.step == due.steps):
@@ -155,19 +152,19 @@ class Trainer:
 
     def _report(self) -> None:
         self.require_finite()
-        self.world.reduce(self.tally.sums)
-        seen, self.tally = self.tally.estimate(), RatioMeter(self.world.device)
+        self.world.reduce(self.meter.sums)
+        loss, self.meter = self.meter.estimate(), RatioMeter(self.world.device)
         seconds, (tokens, before) = self.clock.seconds, self._logged
         self._logged = (self.tokens, seconds)
         rate = (self.tokens - tokens) / max(seconds - before, 1e-9)
-        left = (self.settings.steps - self.step) * self.tokens / self.step / rate
-        if self.settings.max_seconds is not None:
-            left = min(left, max(0.0, self.settings.max_seconds - seconds))
+        left = (self.options.steps - self.step) * self.tokens / self.step / rate
+        if self.options.max_seconds is not None:
+            left = min(left, max(0.0, self.options.max_seconds - seconds))
         values = {
-            "loss": seen.mean,
-            "error": seen.error,
+            "loss": loss.mean,
+            "error": loss.error,
             "gradient_norm": float(self.norm),
-            "learning_rate": self.optimiser.settings.learning_rate(self.step - 1),
+            "learning_rate": self.optimiser.learning_rate_at(self.step - 1),
             "tokens": self.tokens,
             "epoch": self.loader.epoch,
             "tokens_per_second": rate,
@@ -180,26 +177,24 @@ class Trainer:
 
     def _validate(self) -> None:
         assert self.validation is not None
-        found = self._averaged(self.validation)
+        bound = self._averaged(self.validation)
         values = {
-            "valid_nelbo": found.mean,
-            "valid_error": found.error,
-            "valid_ppl": found.ppl,
-            "valid_ppl_error": found.ppl_error,
+            "valid_nelbo": bound.mean,
+            "valid_error": bound.error,
+            "valid_ppl": bound.ppl,
+            "valid_ppl_error": bound.ppl_error,
             "seconds": self.clock.seconds,
         }
         self.log.numbers(self.step, values)
 
     def _sample(self) -> None:
         assert self.sampler is not None
-        for text in self._averaged(lambda: self.sampler(self.step)):  # type: ignore[misc]
+        for text in self._averaged(self.sampler):
             self.log.text(self.step, "sample", text)
 
     def _averaged(self, work: Callable[[], Any]) -> Any:
         """`work` done with the averaged weights, the ones that are published."""
-        if self.ema is None:
-            return work()
-        with self.ema.swap():
+        with self.average.swapped_in() if self.average is not None else nullcontext():
             return work()
 
     def require_finite(self) -> None:
@@ -207,8 +202,8 @@ class Trainer:
         step = int(self.bad)
         if step < 0:
             return
-        first = step * self.settings.batch_size
-        blocks = self.loader.samples(first, first + self.settings.batch_size)
+        first = step * self.options.batch_size
+        blocks = self.loader.samples(first, first + self.options.batch_size)
         file = self.checkpoints.folder.parent / f"not-finite-step-{step}.safetensors"
         if self.world.is_main:
             tokens, _ = self.loader.blocks.take(blocks)
@@ -216,7 +211,8 @@ class Trainer:
         last = self.checkpoints.latest()
         raise UserError(
             f"the loss or its gradient was NaN or infinite at step {step + 1} (its batch is in {file}; the last good "
-            f"checkpoint is {last or 'none'}): lower training.learning_rate, or set training.precision to float32."
+            f"checkpoint is {last or 'none'}): lower learning_rate, or compute in float32.",
+            "learning_rate",
         )
 
     # -- going on later ---------------------------------------------------------------------------------------
@@ -225,15 +221,16 @@ class Trainer:
         """Every tensor that a resumed run needs, by name; the live ones."""
         tensors = {f"model.{name}": t for name, t in self.module.state_dict().items()}
         tensors |= {f"optimiser.{name}": t for name, t in self.optimiser.state().items()}
-        if self.ema is not None:
-            tensors |= {f"ema.{name}": t for name, t in self.ema.shadow.items()}
+        if self.average is not None:
+            tensors |= {f"ema.{name}": t for name, t in self.average.shadow.items()}
         tensors |= {f"objective.{name}": t for name, t in self.objective.state_dict().items()}
-        return {**tensors, "tally": self.tally.sums}
+        return {**tensors, "tally": self.meter.sums}
 
     def published(self) -> dict[str, Tensor]:
         """The whole averaged weights under the network's own names; `quality.…` beside them if there is a PRISM head."""
-        raw = self.module.state_dict() if self.ema is None else self.ema.weights(self.module)
-        return {name.removeprefix("network."): t for name, t in whole(raw).items()}
+        averages = self.average.shadow if self.average is not None else {}
+        weights = whole({**self.module.state_dict(), **averages})
+        return {name.removeprefix("network."): t for name, t in weights.items()}
 
     def save(self) -> None:
         """A checkpoint of this step, unless it is there already; never one of weights that are not finite."""
@@ -243,17 +240,17 @@ class Trainer:
             return
         # Saved as one sum that rank 0 takes up again; gathered here too, so that a run which was never interrupted
         # adds the same numbers in the same order.
-        self.world.reduce(self.tally.sums)
+        self.world.reduce(self.meter.sums)
         facts = {
             "step": self.step,
             "tokens": self.tokens,
             "seconds": self.clock.seconds,
-            "loader": {**self.loader.state_dict(), "cursor": self.step * self.settings.batch_size},
-            "ema_updates": self.ema.updates if self.ema is not None else 0,
+            "loader": {**self.loader.state_dict(), "cursor": self.step * self.options.batch_size},
+            "ema_updates": self.average.updates if self.average is not None else 0,
         }
         path = self.checkpoints.save(self.step, self.published(), self.state(), facts)
         if not self.world.is_main:
-            self.tally = RatioMeter(self.world.device)
+            self.meter = RatioMeter(self.world.device)
         self.log.text(self.step, "notice", f"saved {path}")
 
     def resume(self) -> Path | None:
@@ -266,17 +263,12 @@ class Trainer:
         self.step = int(latest.name.removeprefix("step-"))
         tensors = self.state()
         facts = self.checkpoints.load(latest, tensors)
-        self.objective.load_state_dict(
-            {
-                name.removeprefix("objective."): t
-                for name, t in tensors.items()
-                if name.startswith("objective.")
-            }
-        )
+        learnt = {name: tensors[f"objective.{name}"] for name in self.objective.state_dict()}
+        self.objective.load_state_dict(learnt)
         if not self.world.is_main:
-            self.tally = RatioMeter(self.world.device)
-        if self.ema is not None:
-            self.ema.updates = int(facts["ema_updates"])
+            self.meter = RatioMeter(self.world.device)
+        if self.average is not None:
+            self.average.updates = int(facts["ema_updates"])
         self.loader.load_state_dict(facts["loader"])
         self.tokens, self.clock = int(facts["tokens"]), Clock(float(facts["seconds"]))
         self._logged = (self.tokens, self.clock.seconds)

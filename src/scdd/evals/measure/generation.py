@@ -18,13 +18,14 @@ from torch.nn.utils.rnn import pad_sequence
 
 from scdd.evals.measure import stats
 from scdd.evals.measure.diversity import diversity
-from scdd.evals.measure.model import EvalModel, is_diffusion
+from scdd.evals.measure.model import EvalModel
 from scdd.evals.measure.reference_lm import ReferenceLM, TextNats, columns, gen_ppl, scored, short_ppl
 from scdd.evals.measure.specs import SamplingSpec
 from scdd.evals.measure.store import MeasureContext, Measurement, shared
 from scdd.evals.measure.walk import StartRows, WalkedRow, described, sampling_plan, settled, text_length, walk
+from scdd.processes.autoregressive import Autoregressive
 from scdd.processes.base import Process
-from scdd.samplers.grids import Grid
+from scdd.samplers.base import Grid
 from scdd.samplers.intrinsic import intrinsic
 
 SHOWN = 4  # texts kept in a measurement for the report
@@ -45,7 +46,7 @@ def draw(
     def walked(own: Sequence[int], mine: range) -> list[WalkedRow]:
         z = torch.tensor([row], device=model.lm.device).expand(len(mine), -1).clone()
         start = StartRows(z, z != mask, mine)
-        return walk(model.denoiser, model.process, plan, start, context.watch, follow)
+        return walk(model.sampled, plan, start, context.watch, follow)
 
     return shared(range(spec.num), walked, context.world)
 
@@ -56,7 +57,7 @@ def ended(tokens: Sequence[int], eos_id: int) -> list[int]:
     return row[: row.index(eos_id)] if eos_id in row else row
 
 
-def rates(moves: Tensor, length: int, process: Process | None, grid: Grid) -> dict[str, Any]:
+def rates(moves: Tensor, length: int, process: Process | Autoregressive, grid: Grid) -> dict[str, Any]:
     """Correction rate C/L and C/(L·N) with errors over samples, beside the intrinsic rate and the excess over it.
 
     `moves` [N, S, 3] as `walk` counts them. Remaskings are reported too: GIDD's corrections go through the mask as well.
@@ -76,7 +77,7 @@ def rates(moves: Tensor, length: int, process: Process | None, grid: Grid) -> di
         "samples": rate.units,
         "cumulative": cumulative(corrected.mean(0) / length),
     }
-    if not is_diffusion(process):
+    if isinstance(process, Autoregressive):
         return measured
     own = intrinsic(process, grid)
     return {
@@ -112,7 +113,7 @@ def measure_samples(context: MeasureContext, model: EvalModel, spec: SamplingSpe
             "nfe": stats.mean([row.nfe for row in rows])._asdict(),
             **described(plan),
             "diversity": diversity(tokens, spec.seed),
-            "correction": rates(moves, length, model.process, plan.grid),
+            "correction": rates(moves, length, model.process, plan.times),
             "length": length,
         }
 

@@ -89,7 +89,7 @@ def measure_denoised(
         source = CounterRNG(derive_seed(matched.seed, "judge"), list(mine), clean.device)
         start = StartRows(torch.where(frozen, clean, forward.corrupt(clean, matched.t, source)), frozen, mine)
         plan = sampling_plan(model, spec, context.batch_size, start=matched.t)
-        done = walk(model.denoiser, model.process, plan, start, context.watch, follow=False)
+        done = walk(model.sampled, plan, start, context.watch, follow=False)
         return [model.text(ended(row.tokens[1:-1], model.tokenizer.eos_id)) for row in done]
 
     def run() -> dict[str, Any]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scdd.core.errors import UserError
+from scdd.core.errors import UserError, reason
 from scdd.evals.measure.progress import Watch, unwatched
 
 ASPECTS = ("clarity", "grammaticality", "factuality", "style", "creativity")
@@ -97,9 +97,8 @@ class JudgeClient:
                 model=self.server.model, messages=messages, **options
             )
         except openai.OpenAIError as error:  # the client has already tried again where that may help
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise UserError(
-                f"The judge at {self.server.base_url or 'the default address'} refused ({reason}): check the address, "
+                f"The judge at {self.server.base_url or 'the default address'} refused ({reason(error)}): check the address, "
                 "OPENAI_API_KEY and the model's name; what was answered so far is kept."
             ) from error
         return str(answer.choices[0].message.content or "")

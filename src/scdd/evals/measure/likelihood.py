@@ -24,14 +24,15 @@ from scdd.core import UserError
 from scdd.core.denoiser import Denoiser
 from scdd.core.rng import CounterRNG, derive_seed, uniforms
 from scdd.evals.measure import stats
-from scdd.evals.measure.model import EvalModel, is_diffusion
+from scdd.evals.measure.model import EvalModel
 from scdd.evals.measure.progress import Watch, unwatched
 from scdd.evals.measure.store import MeasureContext, Measurement, fingerprint, shared
 from scdd.evals.measure.texts import Rows
 from scdd.objectives.ar import ArObjective
-from scdd.objectives.batch_slice import BatchSlice
-from scdd.objectives.times import Power, Times, TimeSampler
-from scdd.ops import elbo
+from scdd.objectives.base import BatchSlice
+from scdd.objectives.times import Times, TimeSampler, nelbo_densities
+from scdd.ops.elbo import elbo
+from scdd.processes.autoregressive import Autoregressive
 from scdd.processes.base import Process
 from scdd.processes.gidd import GIDD
 
@@ -105,7 +106,7 @@ def combined(rows: Sequence[RowNats], bytes: int | None = None) -> dict[str, Any
 @torch.no_grad()
 def likelihood(
     denoiser: Denoiser,
-    process: Process | None,
+    process: Process | Autoregressive,
     rows: Sequence[Sequence[int]],
     estimator: NelboEstimator = EXACT,
     indices: Sequence[int] | None = None,
@@ -114,7 +115,7 @@ def likelihood(
 ) -> list[RowNats]:
     """The NELBO of sequences number 0, 1, … or `indices` (the number decides their random times and noise).
 
-    Every token counts, [BOS] and [EOS] of a packed block included, as in training. Without a process (autoregression)
+    Every token counts, [BOS] and [EOS] of a packed block included, as in training. Of an autoregressive model
     the number is exact and a sequence's first token is given.
     """
     every = range(len(rows)) if indices is None else indices
@@ -122,11 +123,11 @@ def likelihood(
     for start in range(0, len(rows), batch_size):
         batch, numbers = rows[start : start + batch_size], list(every[start : start + batch_size])
         x, documents = padded(batch, denoiser.head.weight.device)
-        if is_diffusion(process):
-            nats, given = _estimates(denoiser, process, x, documents, numbers, estimator), 0
-        else:
+        if isinstance(process, Autoregressive):
             part = BatchSlice(0, 0, 0, len(batch), len(batch))
-            nats, given = ArObjective().evaluate(denoiser, x, documents, part).nats[:, None], 1
+            nats, given = ArObjective(process).evaluate(denoiser, x, documents, part).nats[:, None], 1
+        else:
+            nats, given = _estimates(denoiser, process, x, documents, numbers, estimator), 0
         for index, values, row in zip(numbers, nats.tolist(), batch, strict=True):
             estimates.append(RowNats(index, tuple(values), len(row) - given))
         watch(len(batch))
@@ -201,7 +202,7 @@ def _times(
         for u in uniforms((len(indices), estimator.looks), source).unbind(1):
             yield _reference_times(u, estimator.steps)
         return
-    samplers = [TimeSampler(density, estimator.steps) for density in densities(process)]
+    samplers = [TimeSampler(density, estimator.steps) for density in nelbo_densities(process).mixture]
     counts = [each - max(1, each // 4), max(1, each // 4)]
     offsets = uniforms((len(indices), REPLICATES, 2), source)
     for replicate in range(REPLICATES):
@@ -209,17 +210,6 @@ def _times(
             for stratum in range(counts[k]):
                 at = sampler.at((offsets[:, replicate, k] + stratum) / counts[k])
                 yield Times(at.t, at.s, 1.0 / _chance(samplers, counts, at))
-
-
-def densities(process: Process) -> tuple[Power, Power]:
-    """Two laws of t that share the looks, three to one: t = u^p and t = u^{2p}; a draw is paid for by their mixture.
-
-    As t → 0 a token is lost with probability ∝ t^a (`Schedule.onset`), and then weighs ∝ 1/t. p = 1/a suits the mean over
-    many tokens; but a single token's second moment is then u·(1/u)², which diverges, and an estimate that has not met
-    its rare tokens is too low and too sure of itself. With u^{2/a} it is bounded, hence with any share of it.
-    """
-    a = process.schedule.onset()
-    return Power(1.0 / a), Power(2.0 / a)
 
 
 def _chance(samplers: Sequence[TimeSampler], counts: Sequence[int], at: Times) -> Tensor:

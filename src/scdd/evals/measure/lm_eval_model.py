@@ -83,7 +83,9 @@ class ScddLM(LM):  # type: ignore[misc, unused-ignore]
             rows = [model.framed(tokens[i : i + room]) for i in range(0, len(tokens), room)]
             first = noise_index(self.seed, f"{request.task_name}/{request.doc_id}")
             indices = range(first, first + len(rows))
-            nats = likelihood(model.denoiser, model.process, rows, estimator, indices, self.batch_size)
+            nats = likelihood(
+                model.sampled.denoiser, model.process, rows, estimator, indices, self.batch_size
+            )
             scores.append(-sum(row.mean for row in nats))
         return scores
 

@@ -7,18 +7,18 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 
-from scdd import bundle
-from scdd.core.denoiser import Denoiser
+from scdd.bundle import folder as bundle
 from scdd.core.errors import UserError
 from scdd.data.tokenizer import TextTokenizer
 from scdd.lm.loading import BUNDLED, load
 from scdd.lm.model import LM
+from scdd.processes.autoregressive import Autoregressive
 from scdd.processes.base import Process
-from scdd.samplers.base import noisy
+from scdd.samplers.base import Model
 from scdd.schedules.peaked import Peaked
 
 PAPERS_ETA = 0.01  # of ReMDM-cap
@@ -28,11 +28,6 @@ PAPERS_MASKED = {
     "remdm-conf": "ReMDM-Confidence",
 }
 """What the paper calls MDLM's weights, by the sampler."""
-
-
-def is_diffusion(process: Process | None) -> TypeGuard[Process]:
-    """Whether there is a process to walk back, or the model is autoregressive."""
-    return process is not None
 
 
 @dataclass(frozen=True)
@@ -45,19 +40,19 @@ class EvalModel:
     recipe: str | None = None
 
     @property
-    def process(self) -> Process | None:
-        """The process that is sampled with; None for autoregression."""
+    def process(self) -> Process | Autoregressive:
+        """The process that is sampled with."""
         return self.lm.process
 
     @property
     def autoregressive(self) -> bool:
         """Whether it writes from left to right, and has an exact likelihood."""
-        return not is_diffusion(self.process)
+        return isinstance(self.process, Autoregressive)
 
     @property
     def has_uniform_noise(self) -> bool:
         """Whether its reverse process may change a visible token."""
-        return is_diffusion(self.process) and noisy(self.process)
+        return isinstance(self.process, Process) and self.process.has_uniform_noise
 
     @property
     def time_conditioned(self) -> bool:
@@ -65,9 +60,9 @@ class EvalModel:
         return self.lm.network.config.time_conditioning
 
     @property
-    def denoiser(self) -> Denoiser:
-        """The network as sampling uses it, behind a CUDA graph where there is one."""
-        return self.lm.engine.denoiser
+    def sampled(self) -> Model:
+        """What the sampling loop uses of it; the network is behind a CUDA graph where there is one."""
+        return self.lm.engine.model
 
     @property
     def tokenizer(self) -> TextTokenizer:
@@ -89,7 +84,7 @@ class EvalModel:
 
     def diffusion(self, why: str) -> Process:
         """The process; refused for an autoregressive model, which `why` tells."""
-        if not is_diffusion(self.process):
+        if not isinstance(self.process, Process):
             raise UserError(f"{self.label} is autoregressive and {why}.")
         return self.process
 
@@ -125,8 +120,9 @@ def open_model(
     changes = tuple(overrides)
     source = None if source == "bundled" else source
     lm = source if isinstance(source, LM) else load(source, process=process, device=device, overrides=changes)
-    trained = repr(lm.process) if is_diffusion(lm.process) else "None"
-    identity: dict[str, Any] = {"process": trained, "context": lm.context}
+    # "None" since measurements began: their names must stay
+    process_name = "None" if isinstance(lm.process, Autoregressive) else repr(lm.process)
+    identity: dict[str, Any] = {"process": process_name, "context": lm.context}
     folder = None if isinstance(source, LM) else BUNDLED if source is None else bundle.locate(source)
     recipe = None
     if folder is not None:

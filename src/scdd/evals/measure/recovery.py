@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from scdd.core import UserError, Vocab
-from scdd.core.denoiser import Denoiser
 from scdd.core.rng import CounterRNG, derive_seed, integers, uniforms
 from scdd.data.tokenizer import TextTokenizer
 from scdd.evals.measure import stats
@@ -21,7 +20,7 @@ from scdd.evals.measure.store import MeasureContext, Measurement, fingerprint, s
 from scdd.evals.measure.texts import Rows
 from scdd.evals.measure.typos import KINDS, Piece, mistype, typed
 from scdd.evals.measure.walk import StartRows, framed_rows, repaired
-from scdd.processes.base import Process
+from scdd.samplers.base import Model
 
 RATES = ("touch", "recovery", "damage")
 SHOWN = 4  # repairs kept in a measurement for the report
@@ -50,8 +49,7 @@ def corrupt(x: Tensor, count: int, vocab: Vocab, source: CounterRNG, frozen: Ten
 
 
 def recover(
-    denoiser: Denoiser,
-    process: Process | None,
+    model: Model,
     rows: StartRows,
     spec: RecoverySpec,
     batch_size: int = 16,
@@ -61,9 +59,9 @@ def recover(
     clean, frozen, indices = rows
     frozen = torch.zeros_like(clean, dtype=torch.bool) if frozen is None else frozen
     source = CounterRNG(derive_seed(spec.seed, f"recovery {spec.count}"), list(indices), clean.device)
-    corrupted, hit = corrupt(clean, spec.count, denoiser.vocab, source, frozen)
+    corrupted, hit = corrupt(clean, spec.count, model.denoiser.vocab, source, frozen)
     start = StartRows(corrupted, frozen, indices)
-    mended = repaired(denoiser, process, spec.repair, start, spec.seed, batch_size, watch)
+    mended = repaired(model, spec.repair, start, spec.seed, batch_size, watch)
     return Repaired(clean.cpu(), corrupted.cpu(), torch.tensor(mended), hit.cpu())
 
 
@@ -142,9 +140,7 @@ def measure_recovery(
 
     def repairs(own: Sequence[list[int]], mine: range) -> list[tuple[Tensor, ...]]:
         start, size = framed_rows(own, mine, model.lm.device), context.batch_size
-        return list(
-            zip(*recover(model.denoiser, model.process, start, spec, size, context.watch), strict=True)
-        )
+        return list(zip(*recover(model.sampled, start, spec, size, context.watch), strict=True))
 
     def run() -> dict[str, Any]:
         every = shared(rows.rows, repairs, context.world)
@@ -176,7 +172,7 @@ def measure_typos(
                 f"A text of {len(tokens)} tokens does not fit the context of {model.room}: give shorter ones."
             )
         row = framed_rows([model.framed(tokens)], range(index, index + 1), model.lm.device)
-        [done] = repaired(model.denoiser, model.process, spec.repair, row, spec.seed, watch=context.watch)
+        [done] = repaired(model.sampled, spec.repair, row, spec.seed, watch=context.watch)
         return pieces, tokens, done[1:-1]
 
     def run() -> dict[str, Any]:

@@ -20,8 +20,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scdd import bundle
-from scdd.core.errors import UserError
+from scdd.bundle import folder as bundle
+from scdd.core.errors import UserError, reason
 from scdd.evals.measure import stats
 from scdd.evals.measure.likelihood import likelihood
 from scdd.evals.measure.model import EvalModel, open_model
@@ -164,8 +164,9 @@ def _loaded(name: str, device: torch.device) -> tuple[Any, Any]:
             tokenizer = transformers.AutoTokenizer.from_pretrained(**where)
             model = transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
     except Exception as error:  # a wrong name, no connection, a damaged file: the cure is the same
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(f"The reference LM {name} cannot be loaded ({reason}): give {CAUSAL}.") from error
+        raise UserError(
+            f"The reference LM {name} cannot be loaded ({reason(error)}): give {CAUSAL}."
+        ) from error
     return model.to(device).eval(), tokenizer
 
 

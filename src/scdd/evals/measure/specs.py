@@ -25,6 +25,7 @@ class SamplingSpec:
     top_p: float | None = None
     top_k: int | None = None
     temperature: float | None = None
+    tolerance: float | None = None
     length: int | None = None
     correct: bool = True
     """False is the no-correction ablation: visible tokens stay, masks are filled from x_θ alone."""

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scdd.core.errors import UserError
+from scdd.core.stats import ratio_error
 
 Array = NDArray[np.float64]
 
@@ -40,7 +41,7 @@ def ratio(above: Sequence[float] | Array, below: Sequence[float] | Array) -> Mea
         return Mean(math.nan, math.nan, len(a))
     value = float(a.sum()) / total
     n = len(a)
-    error = math.sqrt(float(((a - value * b) ** 2).sum()) * n / (n - 1)) / total if n > 1 else math.nan
+    error = ratio_error(float(((a - value * b) ** 2).sum()), n, total)
     return Mean(value, error, n)
 
 

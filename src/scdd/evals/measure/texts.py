@@ -96,8 +96,8 @@ def text_rows(
 
 def _validation(model: EvalModel) -> tuple[TokenStream, str]:
     """The validation data of the model's recipe, and what it is called."""
-    from scdd import recipe
     from scdd.assemble import training as build
+    from scdd.recipe import load as recipe
 
     if model.recipe is None:
         raise UserError(f"{model.label} says nothing of its data: name a text.")

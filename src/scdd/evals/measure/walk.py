@@ -6,30 +6,29 @@ A walk gives the texts, what each position first said, and how many moves each s
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
-from typing import Any, ClassVar, NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
 
-from scdd.assemble import samplers as build_samplers
 from scdd.core import Transition, UserError
-from scdd.core.denoiser import Denoiser
 from scdd.core.rng import CounterRNG, derive_seed
 from scdd.evals.measure.model import EvalModel
 from scdd.evals.measure.progress import Watch, unwatched
 from scdd.evals.measure.specs import Repair, SamplingSpec
 from scdd.lm.model import LM
-from scdd.lm.run import Settings
-from scdd.ops import NO_FILTERS, Filters
-from scdd.processes.base import Process
-from scdd.samplers.ancestral import Ancestral
-from scdd.samplers.base import Context, Sampler, Tokens, certain
-from scdd.samplers.drive import CORRECTED, REMASKED, UNMASKED, drive
-from scdd.samplers.grids import Grid, grid
-from scdd.samplers.network import Evaluation, groups
+from scdd.lm.repair import likeliest, one_pass
+from scdd.ops.common import Filters
+from scdd.samplers.base import Context, Grid, Model, Sampler, Tokens, certain, grid
+from scdd.samplers.loop import CORRECTED, REMASKED, UNMASKED, TokenRows, sample_loop
+from scdd.samplers.options import SamplingOptions, sampler_name, sampler_options
+from scdd.samplers.plan import SamplingPlan, make_plan
+
+# What the first measurements did not know is left out at what it always was: their names must stay.
+LATER_SETTINGS = {"start": 1.0, "tolerance": None}
+LATER_OPTIONS = {"patience": 8}
 
 
 class StartRows(NamedTuple):
@@ -67,15 +66,14 @@ class Uncorrected(Sampler):
     """
 
     inner: Sampler
-    name: ClassVar[str] = "uncorrected"
 
-    def check(self, process: Process | None) -> None:
+    def check(self, model: Model) -> None:
         """As the inner one."""
-        self.inner.check(process)
+        self.inner.check(model)
 
-    def times(self, grid: Grid, process: Process | None, free: Tensor) -> Grid:
+    def times(self, grid: Grid, model: Model, updatable: Tensor) -> Grid:
         """As the inner one."""
-        return self.inner.times(grid, process, free)
+        return self.inner.times(grid, model, updatable)
 
     def step(self, z_t: Tensor, ctx: Context) -> Transition | Tokens:
         """Moves at masks only."""
@@ -83,7 +81,7 @@ class Uncorrected(Sampler):
         masked = z_t == ctx.vocab.mask_id
         if isinstance(move, Tokens):
             still = torch.where(masked, move.tokens, z_t)
-            return Tokens(still, torch.where(masked, move.log_p, torch.nan))
+            return Tokens(still, torch.where(masked, move.log_p, torch.nan), move.finished)
         hidden = certain(masked)
         return Transition(
             keep=torch.where(masked, move.keep, 1.0),
@@ -110,12 +108,19 @@ def settled(spec: SamplingSpec, lm: LM) -> dict[str, Any]:
     """
     base, length = lm.sampling, text_length(lm, spec)
     settings = {field.name: getattr(spec, field.name) for field in fields(spec)}
-    for name in ("final", "top_p", "top_k", "temperature"):
+    for name in ("final", "top_p", "top_k", "temperature", "tolerance"):
         settings[name] = getattr(base, name) if settings[name] is None else settings[name]
     settings["grid"] = base.grid.kind if spec.grid is None else spec.grid
     settings["length"] = None if length == lm.engine.room else length
-    settings |= {} if base.grid.start == 1.0 else {"start": base.grid.start}
-    return settings | _sampler_settings(lm, spec.sampler)
+    settings |= {"start": base.grid.start} | _sampler_settings(lm, spec.sampler)
+    settings["options"] = _without(LATER_OPTIONS, settings["options"])
+    return _without(LATER_SETTINGS, settings)
+
+
+def _without(defaults: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: value for name, value in settings.items() if name not in defaults or value != defaults[name]
+    }
 
 
 def _sampler_settings(lm: LM, sampler: str | Sampler | None) -> dict[str, Any]:
@@ -125,72 +130,55 @@ def _sampler_settings(lm: LM, sampler: str | Sampler | None) -> dict[str, Any]:
         if is_dataclass(sampler):  # one with slots has no vars
             options = {field.name: getattr(sampler, field.name) for field in fields(sampler)}
         return {"sampler": sampler.name, "options": json.loads(json.dumps(options, default=repr))}
-    section = lm.sampler_section(sampler)
+    section = lm.sampling.sampler if sampler is None else sampler_options(sampler)
     options = {name: value for name, value in asdict(section).items() if name not in ("kind", "variant")}
-    return {"sampler": build_samplers.name(section), "options": options}
+    return {"sampler": sampler_name(section), "options": options}
 
 
 def sampling_plan(
     model: EvalModel, spec: SamplingSpec, batch_size: int, start: float | None = None
-) -> Settings:
-    """The sampler, grid and filters that `spec` means, with as many steps as its evaluations allow.
+) -> SamplingPlan:
+    """The sampler, times and filters that `spec` means, with as many steps as its evaluations allow.
 
     `start` is the time at which the walk begins, where it is not the recipe's.
     """
-    names = ("seed", "sampler", "grid", "final", "top_p", "top_k", "temperature")
-    chosen = {name: getattr(spec, name) for name in names if getattr(spec, name) is not None}
-
-    def plan(steps: int) -> Settings:
-        return model.lm.start(1, steps=steps, stop=False, batch_size=batch_size, **chosen).settings
-
-    made = plan(spec.nfe)
-    made.sampler.check(model.process)
-    steps = spec.nfe - made.sampler.rounds + (made.final == "none")
+    names = ("seed", "sampler", "grid", "final", "top_p", "top_k", "temperature", "tolerance")
+    changes = {name: getattr(spec, name) for name in names} | {"batch_size": batch_size, "stop": False}
+    plan = make_plan(model.lm.sampling, {**changes, "steps": spec.nfe}, start)
+    plan.sampler.check(model.sampled)
+    steps = spec.nfe - plan.sampler.extra_steps + (plan.final == "none")
     if steps < 1:
         raise UserError(
-            f"The sampler {made.sampler.name} takes {made.sampler.rounds} rounds after its walk, which leaves none of "
-            f"{spec.nfe} evaluations for the walk: ask for more evaluations, or fewer rounds."
+            f"The sampler {plan.sampler.name} takes {plan.sampler.extra_steps} steps after its walk, which leaves none of "
+            f"{spec.nfe} evaluations for the walk: ask for more evaluations, or fewer corrections."
         )
-    made = plan(steps)
-    if start is not None:
-        made = replace(made, grid=grid(spec.grid or model.lm.sampling.grid.kind, steps, start))
-    return made if spec.correct else replace(made, sampler=Uncorrected(made.sampler))
+    plan = make_plan(model.lm.sampling, {**changes, "steps": steps}, start)
+    return plan if spec.correct else replace(plan, sampler=Uncorrected(plan.sampler))
 
 
-def described(plan: Settings) -> dict[str, Any]:
+def described(plan: SamplingPlan) -> dict[str, Any]:
     """What a plan came to, for a measurement's result."""
-    steps, filters = len(plan.grid) - 1, asdict(plan.filters)
-    return {"sampler": plan.sampler.name, "final": plan.final, "steps": steps, "filters": filters}
+    names = {"sampler": plan.sampler.name, "final": plan.final}
+    return {**names, "steps": plan.steps, "filters": asdict(plan.filters)}
 
 
-@torch.no_grad()
 def walk(
-    denoiser: Denoiser,
-    process: Process | None,
-    plan: Settings,
-    rows: StartRows,
-    watch: Watch = unwatched,
-    follow: bool = True,
+    model: Model, plan: SamplingPlan, rows: StartRows, watch: Watch = unwatched, follow: bool = True
 ) -> list[WalkedRow]:
-    """The rows after a walk along the plan's grid.
+    """The rows after a walk as planned.
 
     `follow` looks at each step, for the counts; without it only the ends are seen, which is quicker, and `first` is the
     final text and `moves` the totals.
     """
     z, frozen, indices = rows
-    walked: list[WalkedRow] = []
+    plan, walked = replace(plan, record=follow), list[WalkedRow]()
     for start in range(0, len(indices), plan.batch_size):
         batch = slice(start, start + plan.batch_size)
+        some = TokenRows(z[batch], None if frozen is None else frozen[batch])
         first, moves, frame = z[batch], [], None
-        for frame in drive(
-            denoiser, process, plan.sampler, plan.grid, z[batch],
-            source=CounterRNG(plan.seed, list(indices[batch]), z.device),
-            frozen=None if frozen is None else frozen[batch],
-            filters=plan.filters, draws=plan.draws, final=plan.final, tolerance=plan.tolerance,
-            record=follow, together=plan.together,
-        ):  # fmt: skip
+        for frame in sample_loop(model, plan, some, CounterRNG(plan.seed, list(indices[batch]), z.device)):
             if follow:
-                first = torch.where(first == denoiser.vocab.mask_id, frame.tokens, first)
+                first = torch.where(first == model.denoiser.vocab.mask_id, frame.tokens, first)
                 kinds = [(frame.moved == kind).sum(1) for kind in (UNMASKED, CORRECTED, REMASKED)]
                 moves.append(torch.stack(kinds, dim=1))
         assert frame is not None
@@ -201,9 +189,9 @@ def walk(
     return walked
 
 
+@torch.no_grad()
 def repaired(
-    denoiser: Denoiser,
-    process: Process | None,
+    model: Model,
     repair: Repair,
     rows: StartRows,
     seed: int = 0,
@@ -211,32 +199,20 @@ def repaired(
     watch: Watch = unwatched,
 ) -> list[list[int]]:
     """The rows after the repair."""
+    z, frozen, _ = rows
     if repair.threshold is None:
-        draws, times = Filters(top_p=repair.top_p), grid("uniform", repair.steps)[-repair.last - 1 :]
-        doubts = draws if repair.nucleus else NO_FILTERS
-        shared: dict[str, Any] = {
-            "seed": derive_seed(seed, "repair"),
-            "batch_size": batch_size,
-            "stop": False,
+        changes = {
+            **{"grid": grid("uniform", repair.steps)[-repair.last - 1 :], "final": repair.final},
+            **{"top_p": repair.top_p if repair.nucleus else None, "draw_filters": Filters(repair.top_p)},
+            **{"seed": derive_seed(seed, "repair"), "batch_size": batch_size, "stop": False},
         }
-        plan = Settings(Ancestral(), times, doubts, repair.final, draws, **shared)
-        return [row.tokens for row in walk(denoiser, process, plan, rows, watch, follow=False)]
+        walked = walk(model, make_plan(SamplingOptions(), changes), rows, watch, follow=False)
+        return [row.tokens for row in walked]
+    fixed = torch.zeros_like(z, dtype=torch.bool) if frozen is None else frozen
     done: list[list[int]] = []
-    for start in range(0, len(rows.z), batch_size):
-        z = rows.z[start : start + batch_size]
-        mended = _one_pass(denoiser, z, repair.threshold, repair.strength)
-        if rows.frozen is not None:
-            mended = torch.where(rows.frozen[start : start + batch_size], z, mended)
-        done += mended.tolist()
-        watch(len(z))
+    for start in range(0, len(z), batch_size):
+        batch = slice(start, start + batch_size)
+        best = likeliest(model.denoiser, z[batch], repair.strength)
+        done += one_pass(best, z[batch], fixed[batch], repair.threshold).tolist()
+        watch(len(z[batch]))
     return done
-
-
-@torch.no_grad()
-def _one_pass(denoiser: Denoiser, z: Tensor, threshold: float, strength: float) -> Tensor:
-    """The argmax wherever the token is so unlikely beside it, all taken for z_t at t = strength."""
-    t = torch.full((len(z),), strength, dtype=torch.float64, device=z.device)
-    parts = groups(len(z), z.shape[1], None, z.device, None)
-    top = Evaluation(denoiser, parts, z, t, NO_FILTERS).top()
-    doubtful = top.log_p_z < top.log_p[..., 0] + math.log(threshold)
-    return torch.where(doubtful, top.tokens[..., 0], z)

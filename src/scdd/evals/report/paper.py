@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from scdd.evals.measure.store import Measurement
-from scdd.recipe.text import parse
+from scdd.recipe.load import parse
 
 ASSETS = Path(__file__).parent / "assets"
 # None: no measurement of samples, or one of before the recipe's choices were written into its settings

@@ -12,7 +12,7 @@ from scdd.evals.measure.store import Measurement, digest
 from scdd.evals.report.names import SHORT, grouped, listed
 from scdd.evals.report.paper import PLAIN_GRID
 from scdd.evals.report.tables import Table, entries
-from scdd.recipe.text import parse
+from scdd.recipe.load import parse
 
 MANY = 4  # names in a heading
 INTERMEDIATE = ("samples", "denoised")  # texts that other measurements are about

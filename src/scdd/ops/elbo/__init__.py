@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from scdd.core import ElboCoefficients, Head
+from scdd.ops.common import choose, chunks, compute_weights, raw_logits
 from scdd.ops.elbo import reference
-from scdd.ops.impl import choose
-from scdd.ops.logits import chunks, compute_weights, raw_logits
 
 RowLoss = Callable[[Tensor, Tensor | None, Tensor, Tensor, ElboCoefficients, int, bool], Tensor]
 """(logits, input_bias, x, z_t, rows, mask_id, with_grad) → losses; `logits` becomes its own gradient in place."""

@@ -1,4 +1,4 @@
-"""What a sampler asks of the head at every position: log x_θ(z_t) of the token that stands there."""
+"""What a sampler asks of the head: log x_θ of the tokens that stand there, draws where tokens move, the likeliest tokens."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ import torch
 from torch import Tensor
 
 from scdd.core import Head
-from scdd.ops.filters import NO_FILTERS, Filters
-from scdd.ops.head import reference
-from scdd.ops.impl import choose
-from scdd.ops.logits import compute_weights, raw_logits
+from scdd.core.rng import Randomness, uniforms
+from scdd.ops.common import NO_FILTERS, Filters, choose, chunks, compute_weights, evened, raw_logits
+from scdd.ops.head import chunked, reference
 
-KEEP_BYTES = (
-    1 << 30
-)  # logits up to this size are handed on to `redraw`, which then needs no product and no host sync
+# Logits up to this size are handed on to `redraw`, which then needs no product and no host sync.
+KEEP_BYTES = 1 << 30
 
 
 class HeadStats(NamedTuple):
@@ -39,9 +37,7 @@ def head_stats(
         return HeadStats(*reference.head_stats(hidden, head, z_t, filters), None)
     if chosen == "triton":
         return _on_device(hidden, head, z_t, filters)
-    from scdd.ops.head.chunked import head_stats as chunked
-
-    return HeadStats(*chunked(hidden, head, z_t, filters), None)
+    return HeadStats(*chunked.head_stats(hidden, head, z_t, filters), None)
 
 
 def _on_device(hidden: Tensor, head: Head, z_t: Tensor, filters: Filters) -> HeadStats:
@@ -58,3 +54,85 @@ def _on_device(hidden: Tensor, head: Head, z_t: Tensor, filters: Filters) -> Hea
         logits = raw_logits(hidden[part], weight, bias)
         row_stats(logits, head, z_t[part], filters, log_total[part], log_p_z[part])
     return HeadStats(log_total, log_p_z, logits if count <= step else None)
+
+
+class Draw(NamedTuple):
+    """Where a position moves: the drawn token and its log x_θ; elsewhere token −1 and log −∞."""
+
+    tokens: Tensor  # [N] int64
+    log_p: Tensor  # [N]
+
+
+def redraw(
+    hidden: Tensor,
+    head: Head,
+    moves: Tensor,
+    source: Tensor | Randomness = None,
+    filters: Filters = NO_FILTERS,
+    z_t: Tensor | None = None,
+    logits: Tensor | None = None,
+    impl: str = "auto",
+) -> Draw:
+    """One draw of x_θ for each position with moves [N] true.
+
+    `source` gives the randomness: a generator, or uniform numbers [N] (float64) when draws must not depend on how
+    samples are batched. The draw inverts the cumulative mass in float64: float32 Gumbel-max is biased. `logits`, as
+    `head_stats` leaves them on a GPU, saves the product and the host sync that picks rows.
+    """
+    u = source if isinstance(source, Tensor) else uniforms(moves.shape, source, hidden.device)
+    chosen = choose(impl, hidden)
+    tokens = torch.full(moves.shape, -1, dtype=torch.int64, device=hidden.device)
+    log_p = torch.full(moves.shape, -torch.inf, dtype=torch.float32, device=hidden.device)
+    if chosen == "triton":
+        from scdd.ops.head.triton_draw import row_draw
+
+        if logits is not None:
+            row_draw(logits, head, u, z_t, filters, moves, tokens, log_p)
+            return Draw(tokens, log_p)
+    rows = moves.nonzero()[:, 0]
+    if chosen == "chunked":
+        rows = evened(rows)
+    picked = None if z_t is None else z_t[rows]
+    if chosen == "reference":
+        some, some_log_p = reference.redraw(hidden[rows], head, u[rows], picked, filters)
+    elif chosen == "triton":
+        some, some_log_p = _picked(hidden[rows], head, u[rows], picked, filters)
+    else:
+        some, some_log_p = chunked.redraw(hidden[rows], head, u[rows], picked, filters)
+    tokens[rows], log_p[rows] = some, some_log_p.to(log_p.dtype)
+    return Draw(tokens, log_p)
+
+
+def _picked(hidden: Tensor, head: Head, u: Tensor, z_t: Tensor | None, filters: Filters) -> Draw:
+    """Triton draws at every row of `hidden`, whose logits are made here."""
+    from scdd.ops.head.triton_draw import row_draw
+
+    every = torch.ones(hidden.shape[0], dtype=torch.bool, device=hidden.device)
+    tokens = torch.empty(hidden.shape[0], dtype=torch.int64, device=hidden.device)
+    log_p = torch.empty(hidden.shape[0], dtype=torch.float32, device=hidden.device)
+    row_draw(raw_logits(hidden, *compute_weights(hidden, head)), head, u, z_t, filters, every, tokens, log_p)
+    return Draw(tokens, log_p)
+
+
+class Top(NamedTuple):
+    """The k likeliest tokens of x_θ, best first, unfiltered; and x_θ of the token that stands there."""
+
+    tokens: Tensor  # [N, k] int64
+    log_p: Tensor  # [N, k] float32
+    log_p_z: Tensor  # [N] float32, log x_θ(z_t), −∞ at masks
+
+
+def top(hidden: Tensor, head: Head, z_t: Tensor, k: int = 1) -> Top:
+    """Top tokens at hidden [N, D], z_t [N], on any device: corrections ask this rarely, so torch's topk will do."""
+    weight, bias = compute_weights(hidden, head)
+    count = z_t.shape[0]
+    tokens = torch.empty((count, k), dtype=torch.int64, device=hidden.device)
+    log_p = torch.empty((count, k), dtype=torch.float32, device=hidden.device)
+    log_p_z = torch.empty(count, dtype=torch.float32, device=hidden.device)
+    for part in chunks(count, weight.shape[0], hidden):
+        scores = chunked.scaled_logits(hidden[part], weight, bias, head, z_t[part], NO_FILTERS)
+        total = torch.logsumexp(scores, dim=1)
+        best = torch.topk(scores, k, dim=1)
+        tokens[part], log_p[part] = best.indices, best.values - total[:, None]
+        log_p_z[part] = scores.gather(1, z_t[part, None])[:, 0] - total
+    return Top(tokens, log_p, log_p_z)

@@ -1,4 +1,4 @@
-"""Head statistics in torch, for the visible positions only."""
+"""Head statistics (for the visible positions only) and draws in torch, a chunk of rows at a time."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from scdd.core import Head
-from scdd.ops.filters import Filters
-from scdd.ops.logits import chunks, compute_weights, evened, raw_logits
+from scdd.ops.common import Filters, chunks, compute_weights, evened, invert, raw_logits
 
 CANDIDATES = 32  # a nucleus is looked for among so many best tokens first
 BINS = 64  # then among all, by bins of the score
@@ -106,3 +105,19 @@ def _crossing(
     threshold = torch.maximum(ordered.gather(1, last[:, None])[:, 0], least)
     inside = torch.where(ordered >= threshold[:, None], mass, 0.0).sum(1, keepdim=True)
     return threshold, (before + inside)[:, 0]
+
+
+def redraw(
+    hidden: Tensor, head: Head, u: Tensor, z_t: Tensor | None, filters: Filters
+) -> tuple[Tensor, Tensor]:
+    """(Tokens, log x_θ) at every row of `hidden`; only the draw itself is in float64."""
+    weight, bias = compute_weights(hidden, head)
+    tokens = torch.empty(hidden.shape[0], dtype=torch.int64, device=hidden.device)
+    log_p = torch.empty(hidden.shape[0], dtype=torch.float64, device=hidden.device)
+    for part in chunks(hidden.shape[0], weight.shape[0], hidden):
+        picked = None if z_t is None else z_t[part]
+        scores = scaled_logits(hidden[part], weight, bias, head, picked, filters)
+        threshold, log_total = cut(scores, filters)
+        kept = scores.masked_fill_(scores < threshold[:, None], -torch.inf).sub_(log_total[:, None])
+        tokens[part], log_p[part] = invert(kept.to(torch.float64), u[part])
+    return tokens, log_p

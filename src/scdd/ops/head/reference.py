@@ -1,4 +1,4 @@
-"""The head's logits, plainly."""
+"""What sampling asks of the head, plainly and densely: the definitions that every fast path agrees with."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from scdd.core import Head
-from scdd.ops.filters import NO_FILTERS, Filters, filtered
+from scdd.ops.common import NO_FILTERS, Filters, invert
 
 
 def logits(hidden: Tensor, head: Head, z_t: Tensor | None = None) -> Tensor:
@@ -37,3 +37,26 @@ def head_stats(
     log_p = filtered(scores, filters)
     kept = torch.where(torch.isfinite(log_p), scores / filters.temperature, -torch.inf)
     return torch.logsumexp(kept, dim=-1), log_p.gather(-1, z_t[:, None])[:, 0]
+
+
+def filtered(logits: Tensor, filters: Filters) -> Tensor:
+    """The reference that every fast path agrees with: log x_θ after `filters`, [..., V] float64, −∞ where cut; logits already −∞ where forbidden."""
+    scaled = logits.to(torch.float64) / filters.temperature
+    if filters.top_k is not None:
+        kth = torch.topk(scaled, min(filters.top_k, scaled.shape[-1]), dim=-1).values[..., -1:]
+        scaled = scaled.masked_fill(scaled < kth, -torch.inf)
+    if filters.top_p < 1.0:
+        ordered = torch.sort(scaled, dim=-1, descending=True).values
+        mass = torch.softmax(ordered, dim=-1)
+        above = mass.cumsum(-1) - mass
+        last = ((above < filters.top_p).sum(-1, keepdim=True) - 1).clamp(min=0)
+        scaled = scaled.masked_fill(scaled < ordered.gather(-1, last), -torch.inf)
+    return torch.log_softmax(scaled, dim=-1)
+
+
+def redraw(
+    hidden: Tensor, head: Head, u: Tensor, z_t: Tensor | None = None, filters: Filters = NO_FILTERS
+) -> tuple[Tensor, Tensor]:
+    """(Tokens, their log x_θ) for uniform numbers u [N]: the first id at which the cumulative mass passes u."""
+    log_p = filtered(logits(hidden, head, z_t), filters)
+    return invert(log_p, u)

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from scdd.core import Head
-from scdd.ops.filters import Filters
+from scdd.ops.common import Filters
 from scdd.ops.triton_rows import LN2, STAGES, load_scores, log_sum_exp2
 
 BLOCK = 2048

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import torch
 from torch import Tensor
 
-from scdd.core import UserError
-from scdd.ops.impl import IMPLS
+from scdd.ops.common import choose
 from scdd.ops.norm import reference
-
-HAS_TRITON = find_spec("triton") is not None  # known before a compiler traces this
 
 
 def add_norm(
@@ -23,10 +18,8 @@ def add_norm(
     gradients are wanted, one kernel does the backward pass: the compiler's own reads everything twice, once along rows
     for the input's gradient and once along columns for scale's and shift's.
     """
-    if impl not in IMPLS:
-        raise UserError(f"impl is {impl!r}: choose one of {', '.join(IMPLS)}.")
-    pays = impl == "auto" and HAS_TRITON and x.is_cuda and torch.is_grad_enabled()
-    if delta is not None and (impl == "triton" or pays):
+    pays = impl == "triton" or (choose(impl, x) == "triton" and torch.is_grad_enabled())
+    if delta is not None and pays:
         from scdd.ops.norm.triton import add_norm as fused
 
         return fused(x, delta, scale, shift)

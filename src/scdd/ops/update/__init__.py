@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from scdd.ops.impl import choose
+from scdd.ops.common import choose
 from scdd.ops.update import reference
 
 

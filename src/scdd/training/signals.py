@@ -1,10 +1,9 @@
-"""Asking a run to end: signals, and a budget of seconds."""
+"""Signals that ask a run to end."""
 
 from __future__ import annotations
 
 import signal
 import threading
-import time
 from types import FrameType
 from typing import Any
 
@@ -31,24 +30,3 @@ class Signals:
         if self.received is not None:
             raise KeyboardInterrupt
         self.received = signal.Signals(number)
-
-
-class Clock:
-    """Seconds spent training: it stands still while validating and saving, and goes on where a resumed run left off."""
-
-    def __init__(self, spent: float = 0.0) -> None:
-        self.spent = spent
-        self._since: float | None = None
-
-    def start(self) -> None:
-        """Run from now on."""
-        self._since = time.perf_counter()
-
-    def stop(self) -> None:
-        """Stand still."""
-        self.spent, self._since = self.seconds, None
-
-    @property
-    def seconds(self) -> float:
-        """So far."""
-        return self.spent + (time.perf_counter() - self._since if self._since is not None else 0.0)

@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from scdd.core import Head
-from scdd.ops.filters import Filters
+from scdd.ops.common import Filters
 from scdd.ops.head.triton import filter_arguments, threshold_and_total
 from scdd.ops.triton_rows import LN2, load_scores
 

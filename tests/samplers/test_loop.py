@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -13,22 +14,23 @@ from torch import Tensor
 
 from scdd.core import CLEAN, UserError, Vocab
 from scdd.core.rng import CounterRNG
-from scdd.models.dit import DiT, DiTConfig
+from scdd.models.dit import DiT
 from scdd.models.heads import QualityHead
-from scdd.ops import Filters
+from scdd.models.options import DiTConfig
+from scdd.ops.common import Filters
+from scdd.processes.autoregressive import Autoregressive
 from scdd.processes.base import Process
 from scdd.processes.gidd import GIDD
 from scdd.processes.mdlm import MDLM
 from scdd.processes.scdd import SCDD
 from scdd.samplers.ancestral import Ancestral
 from scdd.samplers.ar import Ar
-from scdd.samplers.base import Sampler
-from scdd.samplers.drive import KINDS, REMASKED, Frame, drive
-from scdd.samplers.execute import FINALS
+from scdd.samplers.base import Model, Sampler, grid
 from scdd.samplers.gidd_correct import GiddCorrect
-from scdd.samplers.grids import grid
 from scdd.samplers.informed import Informed
 from scdd.samplers.intrinsic import intrinsic
+from scdd.samplers.loop import KINDS, REMASKED, Frame, TokenRows
+from scdd.samplers.options import Final
 from scdd.samplers.p2 import P2
 from scdd.samplers.prism import Prism
 from scdd.samplers.remdm import Remdm
@@ -40,11 +42,14 @@ from scdd.schedules.peaked import Peaked
 
 from ..laws import Homemade, moderate
 from .tables import Table, Truth, assert_frequencies, table
+from .tables import walk as frames_of
 
 VOCAB = Vocab(7, 3)
 MASK = VOCAB.mask_id
 NOISY = SCDD(VOCAB, Peaked(p_u=0.4))
 MASKED = MDLM(VOCAB, Masked())
+AR = Autoregressive(VOCAB)
+FINALS = get_args(Final)
 QUALITY = torch.tensor([0.1, 0.5, -0.2, 0.0, 0.9, -0.7, 0.3])
 CASES: dict[str, tuple[Process, Sampler]] = {
     "scdd": (NOISY, Ancestral()),
@@ -55,27 +60,33 @@ CASES: dict[str, tuple[Process, Sampler]] = {
     "conf": (MASKED, Remdm("conf")),
     "loop": (MASKED, Remdm("loop", eta=0.2)),
     "informed": (MASKED, Informed(2)),
-    "prism": (MASKED, Prism(lambda h: (h * QUALITY[: h.shape[-1]]).sum(-1), remask=0.2)),
+    "prism": (MASKED, Prism(remask=0.2)),
     "p2": (MASKED, P2(1.5)),
     "threshold": (MASKED, Threshold(0.5)),
-    "gidd-correct": (NOISY, GiddCorrect(rounds=6, patience=2)),
+    "gidd-correct": (NOISY, GiddCorrect(corrections=6, patience=2)),
 }
 
 
+def quality(hidden: Tensor) -> Tensor:
+    return (hidden * QUALITY[: hidden.shape[-1]]).sum(-1)
+
+
 def walk(
-    process: Process | None,
+    process: Process | Autoregressive,
     sampler: Sampler,
     z: Tensor,
     steps: int = 12,
     denoiser: object | None = None,
     samples: range | list[int] | None = None,
     seed: int = 0,
-    **options: object,
+    **options: Any,
 ) -> list[Frame]:
     network = table(VOCAB) if denoiser is None else denoiser
-    source = CounterRNG(seed, samples if samples is not None else range(z.shape[0]))
+    model = Model(network, process, options.pop("quality", quality), options.pop("eos_id", None))
+    rows = TokenRows(z, options.pop("frozen", None), options.pop("lengths", None))
     times = options.pop("times", None) or grid("uniform", steps)
-    return list(drive(network, process, sampler, times, z, source=source, **options))  # type: ignore[arg-type]
+    rng = CounterRNG(seed, samples if samples is not None else range(z.shape[0]))
+    return list(frames_of(model, sampler, times, rows, rng, **options))
 
 
 def masks(rows: int = 4, columns: int = 10) -> Tensor:
@@ -88,7 +99,7 @@ def test_final_step_and_evaluations(case: str, final: str) -> None:
     """N steps are N evaluations, counted by the network itself; only `none` may leave masks, and it takes N − 1."""
     process, sampler = CASES[case]
     network = table(VOCAB)
-    frames = walk(process, sampler, masks(), 12, network, final=final, together=4)
+    frames = walk(process, sampler, masks(), 12, network, final=final, rows_per_forward=4)
     last = frames[-1]
     assert network.calls == len(frames) == int(last.nfe.max())
     if final == "none":
@@ -96,7 +107,7 @@ def test_final_step_and_evaluations(case: str, final: str) -> None:
     else:
         assert not bool((last.tokens == MASK).any())
         extra = int(last.nfe.max()) - 12
-        assert extra <= sampler.rounds
+        assert extra <= sampler.extra_steps
         assert extra >= 0 or sampler.finishes
         if not sampler.finishes:
             assert extra == 0
@@ -172,21 +183,21 @@ def test_a_sample_is_the_same_alone_and_in_any_batch(case: str) -> None:
     """Exactly, on a CPU, with a real network, different lengths, and any numbering of the batch."""
     network = small(causal=case == "ar")
     vocab = network.vocab
+    options = {"denoiser": network, "filters": Filters(top_p=0.95), "steps": 9, "eos_id": 3}
     if case == "ar":
-        process, sampler = None, Ar(eos_id=3)
+        process, sampler = Autoregressive(vocab), Ar()
     else:
         old, sampler = CASES[case]
         process = type(old)(vocab, old.schedule)
         if case == "prism":
             head = QualityHead(32, generator=torch.Generator().manual_seed(0))
             torch.nn.init.normal_(head.last.weight, generator=torch.Generator().manual_seed(1))
-            sampler = Prism(head, remask=0.2)
+            options |= {"quality": head}
     lengths = [14, 9, 14, 11, 6]
     z = torch.full((5, 14), vocab.mask_id)
     frozen = torch.zeros(z.shape, dtype=torch.bool)
     for row, prompt in enumerate((1, 3, 2, 1, 4)):
         z[row, :prompt], frozen[row, :prompt] = torch.arange(20, 20 + prompt), True
-    options = {"denoiser": network, "filters": Filters(top_p=0.95), "steps": 9}
     batch = walk(process, sampler, z, samples=[7, 1, 2, 30, 4], frozen=frozen, lengths=lengths, **options)[-1]
     for row, sample in enumerate([7, 1, 2, 30, 4]):
         n = lengths[row]
@@ -214,7 +225,9 @@ def test_rows_together_equal_rows_alone_up_to_rounding() -> None:
     z, lengths = torch.full((5, 12), 9), [12, 8, 12, 5, 9]
     alone = walk(process, Ancestral(), z, 8, network, lengths=lengths)[-1].tokens
     for together in (2, 5):
-        grouped = walk(process, Ancestral(), z, 8, network, lengths=lengths, together=together)[-1].tokens
+        grouped = walk(process, Ancestral(), z, 8, network, lengths=lengths, rows_per_forward=together)[
+            -1
+        ].tokens
         assert float((grouped == alone).double().mean()) > 0.97
 
 
@@ -265,7 +278,7 @@ def test_scdd_never_remasks(
 ) -> None:
     schedule = Decoupled(Polynomial(2.0), Polynomial(0.7, end=p_u)) if decoupled else Peaked(p_u=p_u)
     network = table(VOCAB, seed, spread=3.0)
-    options = {"final": final, "filters": Filters(top_p=top_p), "together": 6}
+    options = {"final": final, "filters": Filters(top_p=top_p), "rows_per_forward": 6}
     frames = walk(SCDD(VOCAB, schedule), Ancestral(), masks(6, 12), steps, network, seed=seed, **options)
     assert all(not bool((frame.moved == REMASKED).any()) for frame in frames)
 
@@ -282,7 +295,7 @@ def test_a_perfect_denoiser_follows_the_marginals(kind: type[Process]) -> None:
     process, steps, rows, columns = kind(VOCAB, Peaked(p_u=0.5)), 10, 2000, 20
     x = torch.tensor([0, 1, 2, 4, 5, 6, 0, 1, 2, 4] * 2)
     times = grid("uniform", steps)
-    frames = walk(process, Ancestral(), masks(rows, columns), steps, Truth(x, VOCAB), together=rows)
+    frames = walk(process, Ancestral(), masks(rows, columns), steps, Truth(x, VOCAB), rows_per_forward=rows)
     exact = intrinsic(process, times)
     count = rows * columns
     for frame, state, corrected in zip(frames, exact.states[1:], exact.per_step, strict=True):
@@ -336,7 +349,7 @@ def test_early_stop_is_a_jump_of_the_same_process() -> None:
     network, t = table(VOCAB), 0.3
     z = torch.full((20_000, 1), 1)
     (frame,) = walk(
-        NOISY, Ancestral(), z, denoiser=network, times=(t, 0.2, 0.0), tolerance=10.0, together=len(z)
+        NOISY, Ancestral(), z, denoiser=network, times=(t, 0.2, 0.0), tolerance=10.0, rows_per_forward=len(z)
     )
     x_theta = torch.tensor(network.x_theta())
     assert_frequencies(frame.tokens, NOISY.posterior(torch.tensor([1]), x_theta[1:2], CLEAN, t)[0].numpy())
@@ -368,7 +381,7 @@ def test_gidd_correction_reaches_a_fixed_point() -> None:
     x = torch.tensor([0, 1, 2, 4, 5, 6])
     wrong = x.clone()
     wrong[[1, 4]] = 2
-    sampler = GiddCorrect(rounds=20, temperature=0.5, patience=3)
+    sampler = GiddCorrect(corrections=20, temperature=0.5, patience=3)
     frames = walk(
         NOISY, sampler, wrong[None], denoiser=Truth(x, VOCAB), times=(1e-12, 0.0), final="masks-only"
     )
@@ -382,21 +395,25 @@ REFUSED = [
     (P2(), NOISY, "ρ ≡ 1"),
     (Informed(), NOISY, "ρ ≡ 1"),
     (Threshold(), NOISY, "ρ ≡ 1"),
-    (Prism(lambda h: h[..., 0]), NOISY, "ρ ≡ 1"),
-    (Prism(), MASKED, "quality head"),
+    (Prism(), NOISY, "ρ ≡ 1"),
     (GiddCorrect(), MASKED, "uniform noise"),
     (Ar(), MASKED, "autoregressive"),
-    (Ancestral(), None, "sampler ar"),
+    (Ancestral(), Autoregressive(VOCAB), "sampler ar"),
 ]
 
 
 @pytest.mark.parametrize(("sampler", "process", "reason"), REFUSED)
 def test_a_sampler_refuses_what_it_does_not_fit(
-    sampler: Sampler, process: Process | None, reason: str
+    sampler: Sampler, process: Process | Autoregressive, reason: str
 ) -> None:
     with pytest.raises(UserError, match=reason) as caught:
         walk(process, sampler, masks())
     assert ":" in str(caught.value), "a refusal names the cure"
+
+
+def test_prism_needs_its_head() -> None:
+    with pytest.raises(UserError, match="quality head"):
+        walk(MASKED, Prism(), masks(), quality=None)
 
 
 def test_bad_settings_are_refused() -> None:
@@ -406,7 +423,7 @@ def test_bad_settings_are_refused() -> None:
         (lambda: grid("uniform", 4, 1.5), "start"),
         (lambda: walk(NOISY, Ancestral(), masks(), times=(0.5, 0.7, 0.0)), "rise"),
         (lambda: walk(NOISY, Ancestral(), masks(), times=(0.5, 0.2)), "last 0"),
-        (lambda: walk(NOISY, Ancestral(), masks(), final="argmax"), "final step"),
+        (lambda: walk(NOISY, Ancestral(), masks(), final="argmax"), "final is"),
         (lambda: walk(NOISY, GiddCorrect(), masks(), tolerance=0.5), "tolerance"),
         (lambda: walk(NOISY, Ancestral(), masks(), tolerance=0.0), "tolerance"),
         (lambda: Remdm("bend"), "cap"),
@@ -430,7 +447,9 @@ def test_gidd_weights_walk_scdds_process() -> None:
     network = table(VOCAB)
     for process in (NOISY, GIDD(VOCAB, NOISY.schedule)):
         z = torch.full((20_000, 1), 1)
-        first = walk(process, Ancestral(), z, denoiser=network, times=(0.6, 0.3, 0.0), together=len(z))[0]
+        first = walk(
+            process, Ancestral(), z, denoiser=network, times=(0.6, 0.3, 0.0), rows_per_forward=len(z)
+        )[0]
         x_theta = torch.tensor(network.x_theta())
         assert_frequencies(
             first.tokens, process.posterior(torch.tensor([1]), x_theta[1:2], 0.3, 0.6)[0].numpy()
@@ -443,7 +462,7 @@ def test_ar_matches_the_network_without_a_cache() -> None:
     z = torch.full((3, 12), 9)
     z[:, 0], z[1, 1:3] = 1, torch.tensor([5, 6])
     frozen = z != 9
-    last = walk(None, Ar(), z, denoiser=network, frozen=frozen, filters=Filters(top_k=1))[-1]
+    last = walk(AR, Ar(), z, denoiser=network, frozen=frozen, filters=Filters(top_k=1))[-1]
     for row in range(3):
         tokens = z[row, : int(frozen[row].sum())].tolist()
         while len(tokens) < 12:
@@ -456,14 +475,14 @@ def test_ar_ends_at_end_of_text_and_refuses_holes() -> None:
     network = small(causal=True)
     z = torch.full((12, 30), 9)
     z[:, 0] = 1
-    last = walk(None, Ar(eos_id=17), z, denoiser=network, frozen=z != 9, filters=Filters(temperature=5.0))[-1]
+    last = walk(AR, Ar(), z, eos_id=17, denoiser=network, frozen=z != 9, filters=Filters(temperature=5.0))[-1]
     ended = [row for row in last.tokens.tolist() if 17 in row]
     assert ended, "some of twelve rows must end"
     assert all(set(row[row.index(17) :]) == {17} for row in ended)
     assert not bool((last.tokens == 9).any())
     z[0, 5] = 2
     with pytest.raises(UserError, match="prompt"):
-        walk(None, Ar(), z, denoiser=network, frozen=z != 9)
+        walk(AR, Ar(), z, denoiser=network, frozen=z != 9)
 
 
 def test_time_reaches_the_network() -> None:
@@ -474,5 +493,5 @@ def test_time_reaches_the_network() -> None:
             return super().hidden(z_t, t, documents)
 
     seen: list[tuple[torch.dtype, list[float]]] = []
-    walk(MASKED, Ancestral(), masks(2), 4, Clock(torch.zeros(7, 7), VOCAB), together=2)
+    walk(MASKED, Ancestral(), masks(2), 4, Clock(torch.zeros(7, 7), VOCAB), rows_per_forward=2)
     assert seen == [(torch.float64, [t, t]) for t in (1.0, 0.75, 0.5, 0.25)]

@@ -1,0 +1,27 @@
+"""How a text is repaired. Nothing here imports torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from scdd.core.options import Count, Inside, Options, ShareAboveZero
+from scdd.samplers.options import Final
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepairOptions(Options):
+    """How `correct` repairs a text; a model may come with its own."""
+
+    mode: Literal["reverse", "pass"] = "reverse"
+    """reverse: walk the reverse process from the text; pass: one evaluation, by the threshold."""
+    strength: ShareAboveZero = 0.1
+    """Noise level t0 in (0, 1] to assume of the text: higher doubts more."""
+    threshold: Inside = 2e-4
+    """pass: change a token whose probability is below this share of the best one's; smaller changes less."""
+    steps: Count = 16
+    """reverse: steps from the strength to 0, each one network evaluation."""
+    final: Final = "greedy"
+    """reverse: last step; greedy settles each token for the likelier one."""
+    top_p: ShareAboveZero = 0.9
+    """reverse: replacements come from this nucleus."""

@@ -1,0 +1,134 @@
+"""What a model thinks of a given text, token by token, and the repairs that follow from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from scdd.core import CLEAN
+from scdd.core.denoiser import Denoiser
+from scdd.core.errors import UserError
+from scdd.lm.options import RepairOptions
+from scdd.lm.results import Change, Correction, Sample, TokenScore
+from scdd.lm.rows import Row
+from scdd.lm.run import Engine, windows
+from scdd.ops.head import Top
+from scdd.processes.base import Process
+from scdd.samplers.prediction import Prediction, row_groups
+
+
+def likeliest(denoiser: Denoiser, z: Tensor, t: float) -> Top:
+    """The likeliest token at every position of z [B, L], taken as z_t, and the probability of the one standing there."""
+    return Prediction(denoiser, row_groups(z), z, t).top()
+
+
+def one_pass(best: Top, z: Tensor, frozen: Tensor, threshold: float) -> Tensor:
+    """z with the likeliest token wherever x_θ(z) < threshold·max x_θ; frozen positions and all others stay.
+
+    That is the mode of p_θ(z_0 | z_t) for the noise level at which (1 − ρ_t)/K over ρ_t is the threshold. Without a
+    threshold (plain argmax) a good part of the clean tokens would be damaged.
+    """
+    unlikely = best.log_p_z < best.log_p[..., 0] + math.log(threshold)
+    return torch.where(unlikely & ~frozen, best.tokens[..., 0], z)
+
+
+class Scored(NamedTuple):
+    """A text's tokens as the model sees them, after one evaluation of each window."""
+
+    tokens: tuple[TokenScore, ...]
+    one_pass: tuple[int, ...]
+    """The text's tokens after the one-pass repair."""
+    nfe: int
+
+
+@torch.no_grad()
+def score_tokens(engine: Engine, row: Row, options: RepairOptions) -> Scored:
+    """Every token of a text taken as z_t at t = strength, and what the one-pass repair would make of it."""
+    process = diffusion_process(engine)
+    scores: list[TokenScore] = []
+    repaired: list[int] = []
+    parts = windows(len(row), engine.room)
+    for window in parts:
+        z, frozen = engine.framed_tensors([row.tokens[window.start : window.stop]])
+        frozen[:, 1:-1] |= torch.tensor(row.frozen[window.start : window.stop], device=z.device)
+        best = likeliest(engine.model.denoiser, z, options.strength)
+        mended = one_pass(best, z, frozen, options.threshold)
+        move = process.transition(z, best.log_p_z.exp(), CLEAN, options.strength)
+        p_z = best.log_p_z.double().exp()
+        doubt = (1.0 - move.keep - move.model * p_z).clamp(0.0, 1.0)
+        fresh = slice(window.fresh - window.start + 1, window.stop - window.start + 1)
+        columns = (z, p_z, best.tokens[..., 0], best.log_p[..., 0].double().exp(), doubt, mended)
+        values = zip(*(column[0, fresh].tolist() for column in columns), strict=True)
+        for i, (token, p, top, p_best, wrong, new) in enumerate(values, start=window.fresh):
+            names = engine.tokenizer.token(token), engine.tokenizer.token(top)
+            scores.append(TokenScore(i, token, names[0], p, names[1], p_best, wrong))
+            repaired.append(new)
+    return Scored(tuple(scores), tuple(repaired), len(parts))
+
+
+def diffusion_process(engine: Engine) -> Process:
+    """The process of a model that can look at both sides of a token."""
+    if not isinstance(engine.model.process, Process):
+        raise UserError(
+            "An autoregressive model sees no token's right side: score and repair texts with a diffusion model."
+        )
+    return engine.model.process
+
+
+@dataclass(frozen=True)
+class Repair:
+    """A text to repair, and how."""
+
+    engine: Engine
+    text: str
+    row: Row
+    options: RepairOptions
+    seed: int = 0
+
+    def in_one_pass(self) -> Correction:
+        """One evaluation of each window."""
+        scored = score_tokens(self.engine, self.row, self.options)
+        p_after = [score.p_best for score in scored.tokens]
+        how = {"steps": 1, "nfe": scored.nfe, "sampler": "threshold rule", "final": "pass"}
+        return self._correction(scored, scored.one_pass, p_after, how)
+
+    def of_walk(self, sample: Sample, record: bool) -> Correction:
+        """From a recorded walk of the reverse process."""
+        assert sample.trajectory is not None
+        scored = score_tokens(self.engine, self.row, self.options)
+        p_after = sample.trajectory.last_log_p.double().exp().nan_to_num(0.0).tolist()
+        how = {
+            "steps": sample.steps,
+            "nfe": scored.nfe + sample.nfe,
+            "sampler": sample.sampler,
+            "final": sample.final,
+        }
+        correction = self._correction(scored, sample.tokens, p_after, how)
+        return replace(correction, trajectory=sample.trajectory) if record else correction
+
+    def _correction(
+        self, scored: Scored, tokens: Sequence[int], p_after: Sequence[float], how: dict[str, Any]
+    ) -> Correction:
+        changes = tuple(
+            Change(i, old.text, self.engine.tokenizer.token(new), old.p, p_after[i], old.doubt)
+            for i, (old, new) in enumerate(zip(scored.tokens, tokens, strict=True))
+            if old.token != new
+        )
+        return Correction(
+            text=self.engine.text(tokens) if changes else self.text,
+            before=self.text,
+            mode=self.options.mode,
+            strength=self.options.strength,
+            seed=self.seed,
+            process=self.engine.process_name,
+            tokens=tuple(tokens),
+            corrections=len(changes),
+            changes=changes,
+            doubts=scored.tokens,
+            **how,
+        )

@@ -1,0 +1,166 @@
+"""`scdd.train(recipe, out)`: from a recipe to checkpoints, logged and resumed as `scdd train` does it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import fields
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from scdd.assemble import training as build
+from scdd.core.errors import UserError
+from scdd.data.files import make_folder, write_atomically
+from scdd.lm.model import LM
+from scdd.recipe.load import dumps, from_dict, load, to_dict
+from scdd.recipe.sections import Recipe
+from scdd.training.exact import same_bits
+from scdd.training.log import Lines, Log, Sink, TensorBoard, Terminal, Wandb
+from scdd.training.options import CHANGEABLE, TrainingOptions
+from scdd.training.parallel import World, world
+from scdd.training.trainer import Outcome, Trainer
+
+SAMPLES = 2  # texts logged every training.sample_every steps
+
+
+def train(
+    recipe: str | Path | Recipe,
+    out: str | Path,
+    *,
+    overrides: Iterable[str] = (),
+    device: str | None = None,
+    progress: bool = True,
+) -> Outcome:
+    """Train a model, or go on where the run in the folder `out` stopped; returns how and where it ended.
+
+    `recipe` is a file, a shipped recipe's name or a recipe at hand, and `overrides` change it ("training.steps=100").
+    The folder receives checkpoints, metrics.jsonl and whatever logs the recipe asks for; `progress` shows the numbers
+    as they come. SIGTERM and SIGINT end the run after the current step, with a checkpoint. Under torchrun every process
+    calls this. `scdd.load(out)` opens the result.
+    """
+    if isinstance(recipe, Recipe):
+        spec = from_dict(to_dict(recipe), recipe.name, overrides)
+    else:
+        spec = load(recipe, overrides)
+    _require_same_recipe(spec, Path(out))
+    try:
+        return _run(spec, Path(out), device, progress)
+    except UserError as error:
+        if error.option in {field.name for field in fields(TrainingOptions)}:
+            raise error.spelt(f"training.{error.option}") from error
+        raise
+
+
+def _require_same_recipe(spec: Recipe, out: Path) -> None:
+    """Refuse to go on in the folder of another recipe, and name what differs."""
+    if not (out / "recipe.yaml").is_file():
+        if (out / "checkpoints").is_dir():
+            raise UserError(f"{out} holds checkpoints but no recipe.yaml: restore it, or use another folder.")
+        return
+    before, now = _leaves(to_dict(load(out / "recipe.yaml"))), _leaves(to_dict(spec))
+    changeable = {f"training.{name}" for name in CHANGEABLE}
+    differing = [
+        f"{key} ({before.get(key, 'absent')} → {now.get(key, 'absent')})"
+        for key in sorted(before.keys() | now.keys())
+        if before.get(key) != now.get(key) and key not in changeable
+    ]
+    if differing:
+        raise UserError(
+            f"{out} holds a run of another recipe, which differs in {', '.join(differing)}: "
+            "use the same settings to resume it, or another folder."
+        )
+
+
+def _leaves(tree: Any, path: str = "") -> dict[str, Any]:
+    if not isinstance(tree, dict):
+        return {path: tree}
+    return {
+        k: v for key, node in tree.items() for k, v in _leaves(node, f"{path}.{key}" if path else key).items()
+    }
+
+
+def _run(spec: Recipe, out: Path, device: str | None, progress: bool) -> Outcome:
+    """Train to the end, in this process or as one of torchrun's."""
+    with same_bits(spec.training.deterministic), world(spec.training.parallel, device) as here:
+        log, fresh = Log(), not (out / "tokenizer.json").exists()
+        try:
+            data = _data(spec, out, here)
+            trainer = build.trainer(spec, out, here, data)
+            resumed = trainer.resume()
+            if here.is_main:
+                if spec.training.sample_every and here.kind != "fsdp":
+                    trainer.sampler = _sampler(spec, data, trainer)
+                write_atomically(out / "recipe.yaml", dumps(spec).encode())
+                trainer.log = log = _log(spec, out, trainer.step, progress)
+                _greet(log, spec, resumed, trainer)
+            outcome = trainer.run()
+            log.text(outcome.step, "notice", _farewell(outcome, spec))
+            return outcome
+        except (UserError, OSError):
+            if here.is_main and fresh:
+                _forget(out)
+            raise
+        finally:
+            log.close()
+
+
+def _data(spec: Recipe, out: Path, here: World) -> build.Corpus:
+    """Rank 0 checks every shard and settles the tokenizer; the others then read the same."""
+    file = out / "tokenizer.json"
+    known = file.read_text(encoding="utf-8") if file.is_file() else None
+    if here.is_main:
+        data = build.corpus(spec, known, verify=True)
+        make_folder(out)
+        if known is None:
+            write_atomically(file, data.tokenizer.to_str().encode())
+    here.wait()
+    if not here.is_main:
+        data = build.corpus(spec, file.read_text(encoding="utf-8"))
+    return data
+
+
+def _sampler(spec: Recipe, data: build.Corpus, trainer: Trainer) -> Callable[[], list[str]]:
+    """A few texts from the network as it is, to be logged as training goes; the same seed every time."""
+    process = trainer.objective.process
+    network: Any = trainer.module.network
+    quality: Any = trainer.objective.modules().get("quality")
+    lm = LM(network, process, data.tokenizer, data.length, sampling=spec.sampling, quality=quality)
+    return lambda: [sample.text for sample in lm.generate(SAMPLES, seed=spec.seed)]
+
+
+def _forget(out: Path) -> None:
+    """Take back the tokenizer of a run that was refused before it began: another text would be read with it."""
+    if out.is_dir() and not (out / "recipe.yaml").is_file():
+        (out / "tokenizer.json").unlink(missing_ok=True)
+        for folder in (out / "checkpoints", out):
+            if folder.is_dir() and not any(folder.iterdir()):
+                folder.rmdir()
+
+
+def _log(spec: Recipe, out: Path, step: int, progress: bool) -> Log:
+    training = spec.training
+    sinks: list[Sink] = [Lines(out, step)]
+    if training.tensorboard and find_spec("tensorboard") is not None:
+        sinks.append(TensorBoard(out, step))
+    if training.wandb is not None:
+        sinks.append(Wandb(out, training.wandb, spec.name, to_dict(spec)))
+    if progress:
+        sinks.append(Terminal(training.steps, step))  # last: it shows what the files already hold
+    return Log(*sinks)
+
+
+def _greet(log: Log, spec: Recipe, resumed: Path | None, trainer: Trainer) -> None:
+    size, here = sum(p.numel() for p in trainer.module.parameters()), trainer.world
+    where = f"{here.size} × {here.device.type} ({here.kind})" if here.size > 1 else str(here.device)
+    log.text(trainer.step, "notice", f"{spec.name}: {size / 1e6:.1f} M parameters on {where}")
+    if resumed is not None:
+        log.text(trainer.step, "notice", f"resuming from {resumed}")
+
+
+def _farewell(outcome: Outcome, spec: Recipe) -> str:
+    if outcome.reason == "finished":
+        return f"finished {outcome.step} steps: {outcome.checkpoint}"
+    return (
+        f"stopped at step {outcome.step} of {spec.training.steps} ({outcome.reason}): {outcome.checkpoint}; "
+        "the same command goes on from there"
+    )

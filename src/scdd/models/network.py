@@ -1,0 +1,53 @@
+"""What every network here is: a denoiser that says which of its parts training treats apart."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scdd.core.types import Head, Vocab
+
+
+def dense_logits(hidden: Tensor, head: Head, z_t: Tensor) -> Tensor:
+    """All logits, [..., V] float32, the mask's −inf. For tests and small work: it holds V numbers per position."""
+    size = head.vocab.size
+    bias = None if head.bias is None else head.bias[:size].float()
+    with torch.autocast(hidden.device.type, enabled=False):
+        logits = F.linear(hidden.float(), head.weight[:size].float(), bias)
+    if head.input_bias is not None:
+        logits = logits.scatter_add(-1, z_t[..., None], head.input_bias.float().expand_as(z_t)[..., None])
+    forbidden = torch.arange(size, device=hidden.device) == head.vocab.mask_id
+    return logits.masked_fill(forbidden, float("-inf"))
+
+
+class Network(nn.Module, ABC):
+    """x_θ(z_t, t) up to its last layer (`core.denoiser.Denoiser`), and what training asks of it besides."""
+
+    vocab: Vocab
+    compute_dtype: torch.dtype | None = None
+    """Type of the activations, by autocast inside `hidden`; None is the weights' own."""
+
+    @abstractmethod
+    def hidden(self, z_t: Tensor, t: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
+        """What the head multiplies, [B, L, D], for tokens z_t [B, L] at times t [B]."""
+
+    @property
+    @abstractmethod
+    def head(self) -> Head:
+        """The vocabulary head's tensors."""
+
+    @abstractmethod
+    def layers(self) -> Sequence[nn.Module]:
+        """The blocks, which are sharded one by one where weights are sharded."""
+
+    @abstractmethod
+    def hidden_matrices(self) -> list[str]:
+        """Names of the parameters that map activations to activations: Muon's domain."""
+
+    def logits(self, z_t: Tensor, t: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
+        """[B, L, V] float32 with −inf at the mask. For tests and small work: hot paths use `hidden`, `head` and ops."""
+        return dense_logits(self.hidden(z_t, t, documents), self.head, z_t)

@@ -1,0 +1,118 @@
+"""What the operations on the vocabulary head share: filters, the head product in bounded pieces, and who runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from scdd.core import Head, UserError
+
+IMPLS = ("auto", "reference", "chunked", "triton")
+HAS_TRITON = find_spec("triton") is not None  # known before a compiler traces anything
+
+
+def choose(impl: str, where: Tensor) -> str:
+    """The implementation meant by `impl` for tensors like `where`: Triton on CUDA, chunked torch elsewhere."""
+    if impl not in IMPLS:
+        raise UserError(f"impl is {impl!r}: choose one of {', '.join(IMPLS)}.", "impl")
+    if impl != "auto":
+        return impl
+    return "triton" if where.is_cuda and HAS_TRITON else "chunked"
+
+
+@dataclass(frozen=True)
+class Filters:
+    """x_θ is replaced by its filtered self everywhere: in draws and in x_θ(z_t), hence in the posterior.
+
+    In this order: logits are divided by `temperature`; token v stays if fewer than `top_k` tokens are strictly more
+    likely; of what is left, renormalised, v stays if the mass strictly more likely than v is below `top_p` (Holtzman's
+    nucleus: the token that crosses the threshold is kept). Tied tokens stay or go together, so no order matters, and
+    every filter is one threshold on the logit.
+    """
+
+    top_p: float = 1.0
+    top_k: int | None = None
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.top_p <= 1.0:
+            raise UserError(f"top_p is {self.top_p}: choose a mass in (0, 1]; 1 switches it off.")
+        if self.top_k is not None and self.top_k < 1:
+            raise UserError(f"top_k is {self.top_k}: keep at least one token, or leave it out.")
+        if not self.temperature > 0.0:
+            raise UserError(
+                f"temperature is {self.temperature}: it must be positive; use top_k=1 for greedy draws."
+            )
+
+    @property
+    def cuts(self) -> bool:
+        """Whether any token may be cut off."""
+        return self.top_p < 1.0 or self.top_k is not None
+
+
+NO_FILTERS = Filters()
+
+
+CHUNK_BYTES = {
+    "cuda": 448 << 20,
+    "cpu": 16 << 20,
+}  # one chunk's logits: big enough to fill a GPU, small beside the rest
+
+
+EVEN = 16
+
+
+def evened(rows: Tensor) -> Tensor:
+    """Row numbers filled up to a multiple of 16 by repeating the last one.
+
+    A CPU's matrix product takes other paths for a few rows, which round otherwise. With at least 16 a row's logits do not
+    depend on how many other rows are asked for at the same time, hence not on who shares the batch.
+    """
+    lack = -len(rows) % EVEN
+    return torch.cat([rows, rows[-1:].expand(lack)]) if lack and len(rows) else rows
+
+
+def chunks(count: int, columns: int, like: Tensor) -> Iterator[slice]:
+    """Slices over `count` rows such that rows × columns of `like`'s dtype stay within the device's chunk."""
+    limit = CHUNK_BYTES.get(like.device.type, CHUNK_BYTES["cpu"])
+    rows = max(1, limit // (columns * like.element_size()))
+    if rows >= EVEN:
+        rows -= rows % (128 if rows >= 128 else EVEN)
+    pieces = -(-count // rows) if count else 0
+    even = -(-count // max(pieces, 1))
+    step = min(rows, -(-even // 128) * 128) if rows >= 128 else rows  # equal chunks: no small, slow last one
+    for start in range(0, count, max(step, 1)):
+        yield slice(start, min(start + step, count))
+
+
+def raw_logits(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """hidden @ weightᵀ + bias over all Vp columns, −∞ where `compute_weights` put it; dtype as `hidden`."""
+    return torch.addmm(bias, hidden, weight.T)
+
+
+def compute_weights(hidden: Tensor, head: Head) -> tuple[Tensor, Tensor]:
+    """The head's weight and bias in the dtype of the activations (float32 master weights stay as they are).
+
+    The bias is −∞ at the mask and on the padding: the product itself leaves them no probability and no gradient, and
+    nobody after it has to know which columns they are.
+    """
+    weight = head.weight.detach().to(hidden.dtype)
+    given = weight.new_zeros(weight.shape[0]) if head.bias is None else head.bias.detach().to(hidden.dtype)
+    column = torch.arange(weight.shape[0], device=weight.device)
+    forbidden = (column == head.vocab.mask_id) | (column >= head.vocab.size)
+    return weight, given.masked_fill(forbidden, -torch.inf)
+
+
+def invert(log_p: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """The draw itself; should rounding leave u past the end, the last possible id is taken."""
+    cumulative = log_p.exp().cumsum(-1)
+    target = u.to(torch.float64)[:, None] * cumulative[:, -1:]
+    passed = (cumulative > target) & torch.isfinite(log_p)
+    ids = torch.arange(log_p.shape[-1], device=log_p.device)
+    last = torch.where(torch.isfinite(log_p), ids, 0).amax(-1)
+    tokens = torch.where(passed.any(-1), passed.to(torch.uint8).argmax(-1), last)
+    return tokens, log_p.gather(-1, tokens[:, None])[:, 0]

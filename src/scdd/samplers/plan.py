@@ -1,0 +1,131 @@
+"""The sampling plan: everything a walk needs besides the model and its rows, made once and handed on unopened."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from typing import Any, cast, get_args
+
+from typing_extensions import TypedDict
+
+from scdd.core.errors import OptionError
+from scdd.core.options import Count, Options, Positive, component
+from scdd.ops.common import NO_FILTERS, Filters
+from scdd.samplers.base import Grid, Sampler, checked, grid
+from scdd.samplers.options import SAMPLERS, Final, GridKind, SamplerOptions, SamplingOptions, sampler_options
+
+
+@dataclass(frozen=True)
+class SamplingPlan(Options):
+    """How rows are drawn. Texts depend on all of it but `batch_size`, `record` and, up to rounding, `rows_per_forward`."""
+
+    sampler: Sampler
+    times: Grid
+    filters: Filters = NO_FILTERS
+    draw_filters: Filters | None = None
+    """Filters of the drawn tokens alone, where they differ from x_θ(z_t)'s: a correction may want the whole x_θ to doubt
+    a token, and its nucleus to replace it."""
+    final: Final = "ancestral"
+    tolerance: Positive | None = None
+    seed: int = 0
+    batch_size: Count = 16
+    """Rows drawn together."""
+    rows_per_forward: Count | None = None
+    """Rows of every network evaluation, filled up if need be; None: what suits the device (`prediction`)."""
+    record: bool = False
+    """Whether somebody looks at every step."""
+    stop: bool = True
+    """Cut a text at its first drawn end-of-text token."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tolerance is not None and self.sampler.name != "ancestral":
+            raise OptionError(
+                f"tolerance stops by the process's own posterior, which the sampler {self.sampler.name} does not follow: "
+                "leave it out, or use sampler ancestral.",
+                "tolerance",
+            )
+
+    @property
+    def steps(self) -> int:
+        """Steps of the grid, hence network evaluations but for the sampler's extra ones."""
+        return len(self.times) - 1
+
+
+class SamplingChanges(TypedDict, total=False):
+    """What a caller may choose of a plan; None stands for what was not chosen."""
+
+    sampler: str | SamplerOptions | Sampler | None
+    steps: int | None
+    grid: GridKind | Sequence[float] | None
+    final: Final | None
+    top_p: float | None
+    top_k: int | None
+    temperature: float | None
+    tolerance: float | None
+    draw_filters: Filters | None
+    seed: int
+    batch_size: int
+    rows_per_forward: int | None
+    record: bool
+    stop: bool
+
+
+RUN_OPTIONS = ("draw_filters", "seed", "batch_size", "rows_per_forward", "record", "stop")
+"""Choices of a run that no recipe makes."""
+CHOICES = tuple(SamplingChanges.__annotations__)
+
+
+def make_plan(base: SamplingOptions, changes: Mapping[str, Any], start: float | None = None) -> SamplingPlan:
+    """The plan that a model's own sampling options and a caller's `changes` amount to; None changes nothing.
+
+    The one way to a plan: the command line, Python, REST, recipes and evaluations all come through here. A sampler may be
+    a name, options, or a `Sampler` of your own; a grid a kind, or times of your own. `start` begins the grid there.
+    """
+    for name in changes:
+        if name not in CHOICES:
+            near = get_close_matches(name, CHOICES, n=1)
+            cure = f"did you mean {near[0]}?" if near else f"choose from {', '.join(CHOICES)}."
+            raise OptionError(f"There is no sampling option {name!r}: {cure}", name)
+    run = {name: changes[name] for name in RUN_OPTIONS if changes.get(name) is not None}
+    times = changes.get("grid") if not isinstance(changes.get("grid"), str) else None
+    wishes = {name: value for name, value in changes.items() if name not in RUN_OPTIONS}
+    options = _changed(base, {**wishes, "grid": None if times is not None else wishes.get("grid")})
+    return SamplingPlan(
+        sampler=_sampler(options.sampler),
+        times=_times(options, start) if times is None else checked(times),
+        filters=Filters(options.top_p, options.top_k, options.temperature),
+        final=options.final,
+        tolerance=options.tolerance,
+        **run,
+    )
+
+
+def _sampler(chosen: Any) -> Sampler:
+    if isinstance(chosen, Sampler):
+        return chosen
+    if not isinstance(chosen, Options):
+        raise OptionError(f"{chosen!r} is no sampler: give a name, options, or a Sampler.", "sampler")
+    kind, values = component(chosen, SAMPLERS)
+    sampler: Sampler = kind(**values)
+    return sampler
+
+
+def _times(options: SamplingOptions, start: float | None) -> Grid:
+    return grid(options.grid.kind, options.steps, options.grid.start if start is None else start)
+
+
+def _changed(base: SamplingOptions, changes: Mapping[str, Any]) -> SamplingOptions:
+    """`base` with a caller's wishes put over it; None stands for what was not asked for.
+
+    A sampler may be given by its name, a grid by its kind.
+    """
+    wishes = {name: value for name, value in changes.items() if value is not None}
+    if isinstance(wishes.get("sampler"), str):
+        wishes["sampler"] = sampler_options(wishes["sampler"])
+    if isinstance(grid := wishes.get("grid"), str):
+        if grid not in get_args(GridKind):
+            raise OptionError(f"grid is {grid!r}: choose one of {', '.join(get_args(GridKind))}.", "grid")
+        wishes["grid"] = replace(base.grid, kind=cast(GridKind, grid))
+    return replace(base, **wishes)
