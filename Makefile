@@ -15,7 +15,7 @@ INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types imports pytest bench format constraints clean distclean
+.PHONY: help demo test lint types imports pytest browser bench format constraints clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -37,6 +37,12 @@ imports: $(INSTALLED_DEV) ## import-linter: rooms open downwards only
 
 pytest: $(INSTALLED_DEV) ## the default test suite with coverage
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --cov --cov-report=term
+
+browser: ## install Debian's chromium for the playground's tests; needs root and apt-get
+	@if [ -n "$$CHROMIUM" ] || command -v chromium || command -v google-chrome; then :; \
+	elif [ "$$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then \
+	apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium; \
+	else echo "No root or no apt-get: install chromium by hand, or set CHROMIUM to the path of a browser."; exit 1; fi
 
 bench: ## list the benchmarks
 	@found=$$(ls benchmarks/*.py 2>/dev/null); \

@@ -67,6 +67,7 @@ def main() -> None:
     args.add_argument("--vocab", type=int, default=50_258)
     args.add_argument("--width", type=int, default=768)
     args.add_argument("--impl", default="auto")
+    args.add_argument("--checked", type=int, default=512, help="N of the problem whose gradients are checked")
     args = args.parse_args()
     dtype = torch.bfloat16 if args.device == "cuda" else torch.float32
     counts, lines = [int(n) for n in args.rows.split(",")], []
@@ -81,7 +82,7 @@ def main() -> None:
     small = Problem(counts[0], args.vocab, args.width, args.device, dtype)
     dense = measure(small.work("float32 dense"), args.device, max(3, args.repeats // 4), warmup=1)
     lines.append(result(f"dense reference, N = {counts[0]}", dense, counts[0]))
-    tiny = Problem(512, args.vocab, args.width, args.device, dtype)
+    tiny = Problem(args.checked, args.vocab, args.width, args.device, dtype)
     truth = tiny.gradients("reference", torch.float64)
     errors = [
         float((fast.double() - exact).norm() / exact.norm())

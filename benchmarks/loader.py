@@ -53,6 +53,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--steps", type=int, default=50, help="steps in a turn")
     parser.add_argument("--turns", type=int, default=6)
+    parser.add_argument("--warm", type=int, default=20, help="steps before the first turn, which compile")
+    parser.add_argument("--batches", type=int, default=200, help="batches of the loader alone")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
@@ -62,7 +64,7 @@ def main() -> None:
     run = Run(bench, VARIANTS["dynamic"], total=10**9)
     real = iter(run.loader)
     synthetic = itertools.repeat(next(real))
-    turn(run, synthetic, 20)  # compiles
+    turn(run, synthetic, args.warm)
     pairs = [(turn(run, real, args.steps), turn(run, synthetic, args.steps)) for _ in range(args.turns)]
     loaded, still = (statistics.median(column) for column in zip(*pairs, strict=True))
     found = {
@@ -70,7 +72,7 @@ def main() -> None:
         "real_ms": loaded,
         "synthetic_ms": still,
         "ratio": loaded / still,
-        "loader_tokens_per_second": alone(bench, 200),
+        "loader_tokens_per_second": alone(bench, args.batches),
         "training_tokens_per_second": args.batch * args.length / loaded * 1e3,
     }
     for key, value in found.items():

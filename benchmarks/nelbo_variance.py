@@ -55,7 +55,7 @@ def main() -> None:
     args = parser.parse_args()
     model = open_model(args.checkpoint, device=args.device)
     lm = model.lm
-    if lm.process is None:
+    if model.autoregressive:
         parser.error("an autoregressive likelihood is exact: give a diffusion model")
     held = rows(open_stream(args.text, lm.tokenizer), lm.tokenizer, lm.context, args.rows)
     ours = estimate._times

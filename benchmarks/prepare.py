@@ -44,7 +44,7 @@ def measure(job: Preparation) -> str:
     return found
 
 
-def deliver(folder: Path, length: int, batch_size: int, batches: int = 200) -> None:
+def deliver(folder: Path, length: int, batch_size: int, batches: int) -> None:
     from scdd.data.loader import Loader
     from scdd.data.pack import Packing, cut
     from scdd.data.shards import Shards
@@ -78,6 +78,7 @@ def main() -> None:
     parser.add_argument("--train-tokenizer", type=int, default=16384)
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument("--batches", type=int, default=200, help="batches to read for each way of packing")
     given = parser.parse_args()
     size = None if given.tokenizer else given.train_tokenizer
     print(
@@ -95,7 +96,7 @@ def main() -> None:
             for out, workers in zip(outs, given.workers, strict=True)
         }
         assert len(found) == 1, "the number of workers changed the bytes"
-        deliver(outs[0], given.length, given.batch_size)
+        deliver(outs[0], given.length, given.batch_size, given.batches)
 
 
 if __name__ == "__main__":

@@ -22,8 +22,6 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from scdd.samplers.drive import drive
-
 from scdd.core import Vocab
 from scdd.core.rng import CounterRNG
 from scdd.models.compiled import compile_network
@@ -35,8 +33,10 @@ from scdd.processes.gidd import GIDD
 from scdd.processes.mdlm import MDLM
 from scdd.processes.scdd import SCDD
 from scdd.samplers.ancestral import Ancestral
-from scdd.samplers.base import grid
+from scdd.samplers.base import Model, grid
+from scdd.samplers.loop import TokenRows, sample_loop
 from scdd.samplers.p2 import P2
+from scdd.samplers.plan import SamplingPlan
 from scdd.samplers.remdm import Remdm
 from scdd.schedules.masked import Masked
 from scdd.schedules.peaked import Peaked
@@ -91,16 +91,12 @@ def seconds(model: DiT | Graphed, args: argparse.Namespace, record: bool) -> tup
     """(Wall time of one whole walk, NFE), everything waited for."""
     process = PROCESSES[args.process](model.vocab)
     z = torch.full((args.batch, args.length), model.vocab.mask_id, device=args.device)
-    source = CounterRNG(0, range(args.batch), args.device)
+    rng = CounterRNG(0, range(args.batch), args.device)
+    times, filters = grid("uniform", args.steps), Filters(top_p=args.top_p)
+    plan = SamplingPlan(SAMPLERS[args.sampler], times, filters, record=record)
     _wait(args)
     start = time.perf_counter()
-    walk = drive(
-        *(model, process, SAMPLERS[args.sampler], grid("uniform", args.steps), z),
-        source=source,
-        filters=Filters(top_p=args.top_p),
-        record=record,
-    )
-    frames = list(walk)
+    frames = list(sample_loop(Model(model, process), plan, TokenRows(z), rng))
     tokens = torch.stack([frame.tokens for frame in frames]).cpu()
     elapsed = time.perf_counter() - start
     assert not bool((tokens[-1] == model.vocab.mask_id).any()), "a mask was left over"

@@ -197,11 +197,11 @@ def test_recipe_check(capsys: pytest.CaptureFixture[str]):
     assert cli.main(["recipe", "check", "nano"]) == 0
     assert cli.main(["recipe", "check", "nano", "--set", "training.stepz=7"]) == 2
     captured = capsys.readouterr()
-    assert captured.out == "nano: ok (nano)\n"
-    assert (
-        captured.err
-        == "error: --set training.stepz=7: training.stepz is not a known key; did you mean steps?\n"
-    )
+    assert captured.out.startswith("nano: ok")
+    [line] = captured.err.splitlines()
+    assert line.startswith("error: ")
+    for said in ("--set training.stepz=7", "did you mean steps?"):
+        assert said in line
 
 
 def test_recipe_schema_is_json_and_list_names_nano(capsys: pytest.CaptureFixture[str]):

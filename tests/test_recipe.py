@@ -18,7 +18,7 @@ from scdd.recipe.load import dumps, from_dict, load, loads, parse, render, schem
 from scdd.recipe.sections import Recipe
 from scdd.recipe.tree import settings as all_settings
 from scdd.samplers.options import ArOptions as ArSamplerOptions
-from scdd.samplers.options import SamplingOptions
+from scdd.samplers.options import RemdmOptions, SamplingOptions
 from scdd.schedules.options import PeakedOptions
 from scdd.training.options import TrainingOptions
 
@@ -35,6 +35,12 @@ training: {steps: 10, batch_size: 2}
 @st.composite
 def recipes(draw: st.DrawFn) -> Recipe:
     """Any recipe: Hypothesis reads the fields and their bounds off the dataclasses, so new ones are covered too."""
+    st.register_type_strategy(
+        RemdmOptions,
+        st.builds(
+            RemdmOptions, t_on=st.floats(0.5, 0.9), t_off=st.floats(0.1, 0.4), alpha_on=st.floats(0.1, 0.9)
+        ),
+    )
     finite = st.floats(min_value=1e-12, max_value=1e12)
     st.register_type_strategy(float, finite)
     inside = st.floats(0.01, 0.99)

@@ -109,6 +109,43 @@ def test_hub_judge_is_the_chain_rule(folder: Path) -> None:
     assert found.tokens == len(ids) - 1
 
 
+def test_a_gguf_file_judges_as_the_same_model_in_a_folder(tmp_path: Path) -> None:
+    """A Llama, as the judge of docs/results.md is."""
+    transformers = pytest.importorskip("transformers")
+    for needed in ("gguf", "accelerate"):
+        pytest.importorskip(needed)
+    import torch
+
+    from tests.evals.gguf_file import write_gguf
+
+    tokenizer = tiny.tokenizer()
+    config = transformers.LlamaConfig(
+        vocab_size=tokenizer.size,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=32,
+    )
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(config)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(tmp_path)
+    tokenizer.save(tmp_path / "tokenizer.json")
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"})
+    )
+    texts = [*TEXTS, tiny.TEXT * 2]
+    folder = HubReferenceLM(str(tmp_path))
+    file = open_reference_lm(str(write_gguf(tmp_path / "llama.gguf", model, tokenizer)))
+    assert isinstance(file, HubReferenceLM)
+    assert file.context == folder.context == 32
+    for a, b in zip(file.score(texts), folder.score(texts), strict=True):
+        assert a.tokens == b.tokens
+        assert a.nats == pytest.approx(b.nats, rel=1e-4)
+
+
 def test_hub_judge_scores_every_token_of_a_long_text_once(folder: Path) -> None:
     judge = HubReferenceLM(str(folder))
     text = tiny.TEXT * 2
@@ -116,6 +153,21 @@ def test_hub_judge_scores_every_token_of_a_long_text_once(folder: Path) -> None:
     assert count > 2 * judge.context
     assert judge.score([text])[0].tokens == count - 1
     assert judge.features([text, "a"]).shape == (2, 32)
+
+
+def test_generation_is_measured_by_a_hub_judge(
+    folder: Path, checkpoints: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`scdd eval generation --judge FOLDER`: the number is the judge's of the texts that it lists."""
+    command = ["eval", "generation", "--model", str(checkpoints["scdd"]), "--judge", str(folder)]
+    command += ["--num", "3", "--steps", "4", "--out", str(tmp_path), "--json"]
+    assert main(command) == 0, capsys.readouterr().err
+    result = json.loads(capsys.readouterr().out)["result"]
+    assert len(result["samples"]) == 3
+    assert result["judge"] == folder.name
+    assert result["ppl"] == pytest.approx(
+        gen_ppl(HubReferenceLM(str(folder)).score(result["samples"]))["ppl"]
+    )
 
 
 def test_mauve_tells_other_texts_from_the_same(folder: Path) -> None:

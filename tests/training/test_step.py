@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -118,14 +120,16 @@ def test_a_terminal_shows_a_live_line_and_a_pipe_plain_ones(capsys: pytest.Captu
         "eta": 3723.0,
         "memory": 3 * 2.0**30,
     }
-    assert describe(values) == "loss 3.5000 ± 0.0100  lr 1.00e-03  2,500.0 k tokens/s  ETA 1:02:03  3.0 GiB"
+    line = describe(values)
+    for said in ("loss 3.5", "± 0.01", "1.00e-03", "2,500", "tokens/s", "1:02:03", "3.0 GiB"):
+        assert said in line
     log = Log(Terminal(200, live=False))
     log.numbers(50, values)
     log.numbers(50, {"valid_nelbo": 4.0, "valid_error": 0.1, "valid_ppl": 54.6, "valid_ppl_error": 5.46})
     log.text(50, "sample", "[MASK] stays as it is")
     log.close()
     said = capsys.readouterr().out
-    assert "step  50/200  loss 3.5000" in said
+    assert re.search(r"50/200\s+loss 3\.5", said)
     assert "PPL 54.60 ± 5.46" in said
     assert "[MASK] stays as it is" in said
     live = Log(Terminal(200, live=True))
@@ -144,8 +148,5 @@ def test_resuming_drops_the_lines_that_will_be_written_again(tmp_path: Path) -> 
     again = Lines(tmp_path, step=20)
     again.numbers(30, {"loss": 31.0})
     again.close()
-    assert (tmp_path / "metrics.jsonl").read_text().splitlines() == [
-        '{"step": 10, "loss": 10.0}',
-        '{"step": 20, "loss": 20.0}',
-        '{"step": 30, "loss": 31.0}',
-    ]
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["step"], line["loss"]) for line in lines] == [(10, 10.0), (20, 20.0), (30, 31.0)]

@@ -104,7 +104,8 @@ class Rule:
         if high is None or high == math.inf:
             return f"choose one above {low:g}" if "gt" in self.bounds else f"choose {low:g} or more"
         ends = "(" if "gt" in self.bounds else "[", ")" if "lt" in self.bounds else "]"
-        return f"choose one in {ends[0]}{low:g}, {high:g}{ends[1]}"
+        shown = (f"{bound:,}" if isinstance(bound, int) else f"{bound:g}" for bound in (low, high))
+        return f"choose one in {ends[0]}{', '.join(shown)}{ends[1]}"
 
 
 _HOLDS: dict[str, Callable[[Any, float], bool]] = {

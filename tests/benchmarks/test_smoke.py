@@ -1,0 +1,159 @@
+"""Every benchmark runs at toy size on a CPU and prints its table, with numbers in it that are finite."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import runpy
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from scdd.cli.main import main
+from tests import tiny
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+SHARED = {"common"}  # what the benchmarks import, no benchmark itself
+NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*\.?\d*(?:e[+-]?\d+)?")
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
+    """run(name, *flags) → what the script prints, in this process: torch is imported already."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    modules, precision = set(sys.modules), torch.get_float32_matmul_precision()
+
+    def start(name: str, *flags: object) -> str:
+        monkeypatch.setattr(sys, "argv", [name, *map(str, flags)])
+        runpy.run_path(str(FOLDER / f"{name}.py"), run_name="__main__")
+        out = capsys.readouterr().out
+        assert not re.search(r"\b(nan|inf)\b", out, re.I), out
+        return out
+
+    yield start
+    torch.set_float32_matmul_precision(precision)
+    for name in {path.stem for path in FOLDER.glob("*.py")} & set(sys.modules) - modules:
+        del sys.modules[name]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("\n\n".join([tiny.TEXT * 3] * 40), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def shards(text: Path) -> Path:
+    out = text.parent / "shards"
+    command = ["prepare", str(text), "--valid", str(text), "--out", str(out)]
+    assert main([*command, "--train-tokenizer", "300", "--workers", "1"]) == 0
+    return out
+
+
+def row(out: str, label: str) -> list[float]:
+    """The numbers of the line that begins with a label; there must be some."""
+    lines = [line for line in out.splitlines() if line.strip(" |").startswith(label)]
+    assert lines, f"no line begins with {label!r} in\n{out}"
+    numbers = [float(found.replace(",", "")) for found in NUMBER.findall(lines[0].partition(label)[2])]
+    assert numbers, lines[0]
+    assert all(map(math.isfinite, numbers))
+    return numbers
+
+
+def finite(path: Path) -> Any:
+    """What a benchmark wrote as JSON, which knows no NaN here."""
+
+    def refuse(word: str) -> float:
+        raise AssertionError(f"{word} in {path}")
+
+    return json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse)
+
+
+TOY = ("--device", "cpu", "--repeats", 2, "--size", "nano", "--vocab", 65, "--length", 16, "--batch", 2)
+
+
+def test_train_step(run: Run, tmp_path: Path) -> None:
+    out = run("train_step", *TOY, "--json", tmp_path / "out.json")
+    for label in ("plain cross-entropy", "SCDD p_u 0.2, T = 1000", "GIDD p_u 0.2", "MDLM, T = 1000"):
+        assert row(out, label)
+    assert row(out, "scdd_over_plain:")[0] > 0
+    assert len(finite(tmp_path / "out.json")["results"]) == 6
+
+
+def test_denoise_step(run: Run, tmp_path: Path) -> None:
+    out = run("denoise_step", *TOY, "--json", tmp_path / "out.json")
+    for label in ("bare forward, with the head", "denoising step, top-p", "denoising step, no filter"):
+        assert row(out, label)
+    assert all(line["median_ms"] > 0 for line in finite(tmp_path / "out.json")["results"])
+
+
+def test_elbo_op(run: Run, tmp_path: Path) -> None:
+    sizes = ("--rows", "16,32", "--vocab", 65, "--width", 8, "--checked", 16)
+    out = run("elbo_op", "--device", "cpu", "--repeats", 2, *sizes, "--json", tmp_path / "out.json")
+    for label in ("op, N = 16", "op, N = 32", "dense reference"):
+        assert row(out, label)
+    errors = finite(tmp_path / "out.json")["gradient_errors"]
+    assert all(0 <= error < 1e-3 for error in errors.values())
+
+
+def test_sample(run: Run) -> None:
+    out = run("sample", *TOY, "--steps", 3)
+    assert row(out, "frames_off")[0] > 0
+    assert row(out, "frames_on")[0] > 0
+
+
+def test_nelbo_variance(run: Run, text: Path, tmp_path: Path) -> None:
+    model = tiny.checkpoint(tmp_path / "model")
+    sizes = ("--rows", 4, "--looks", 2, "--repeats", 3, "--device", "cpu")
+    out = run("nelbo_variance", model, "--text", text, *sizes)
+    for label in ("reference convention", "exact bound, uniform", "ours"):
+        assert row(out, label)[-1] > 0
+
+
+def test_prepare(run: Run, text: Path) -> None:
+    sizes = ("--length", 16, "--batch-size", 4, "--batches", 3)
+    out = run("prepare", text, "--workers", 1, 2, "--train-tokenizer", 300, *sizes)
+    for label in ("1 |", "2 |", "wrap, prefetch 0", "documents, prefetch 4"):
+        assert row(out, label)
+
+
+LEARNER = ("--device", "cpu", "--depth", 1, "--width", 16, "--length", 16, "--batch", 4)
+
+
+def test_loader(run: Run, shards: Path, tmp_path: Path) -> None:
+    sizes = ("--steps", 2, "--turns", 2, "--warm", 1, "--batches", 3)
+    out = run("loader", shards, *LEARNER, *sizes, "--json", tmp_path / "out.json")
+    assert row(out, "ratio:")[0] > 0
+    assert finite(tmp_path / "out.json")["loader_tokens_per_second"] > 0
+
+
+def test_time_sampling(run: Run, shards: Path, tmp_path: Path) -> None:
+    sizes = ("--seconds", 0.1, "--warm", 1, "--timed", 2, "--valid", 4, "--looks", 2, "--looks-at", 0.5, 1.0)
+    variants = "uniform,adaptive,dynamic-then-elbo,gidd+,mdlm"
+    out = run("time_sampling", shards, *LEARNER, *sizes, "--variants", variants, "--out", tmp_path)
+    for name in variants.split(","):
+        assert row(out, f"{name}:")
+    curves = finite(tmp_path / "time_sampling.json")["curves"]
+    assert [len(points) for points in curves.values()] == [2] * 5
+
+
+@pytest.mark.parametrize("lone", [False, True])
+def test_serve(run: Run, tmp_path: Path, lone: bool) -> None:
+    model = tiny.checkpoint(tmp_path / "model")
+    sizes = ("--model", model, "--length", 8, "--steps", 2, "--clients", 2, "--requests", 4, "--repeats", 1)
+    out = run("serve", *sizes, *(["--lone"] if lone else []))
+    for label in ("in Python", "request", "a lone request") if lone else ("one at a time", "batched"):
+        assert row(out, label)[0] > 0
+    assert lone or "answers equal to serial ones: True" in out
+
+
+def test_every_benchmark_is_here() -> None:
+    tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
+    assert {path.stem for path in FOLDER.glob("*.py")} - SHARED <= tested
