@@ -30,9 +30,9 @@ def zero_shot(
     """Accuracy on multiple-choice tasks, answers ranked by the ELBO of question and answer (tab:benchmark_accuracy)."""
     from scdd.evals.measure.zero_shot import measure_zero_shot
 
-    asked = (tasks.split(",") if tasks else None, data, passes, limit, here.seed)
+    arguments = (tasks.split(",") if tasks else None, data, passes, limit, here.seed)
     for _, loaded in here.opened(model):
-        here.measure(f"answers of {loaded.label}", None, measure_zero_shot, loaded, *asked)
+        here.measure(f"answers of {loaded.label}", None, measure_zero_shot, loaded, *arguments)
     here.show()
 
 

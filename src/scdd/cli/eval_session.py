@@ -30,7 +30,7 @@ Models = Annotated[
         "--model",
         metavar=SYSTEM,
         help="Checkpoint folder, run folder or Hub id, may be repeated; keys: sampler, process, top_p, temperature, "
-        "top_k, grid, final, length. Default: the bundled model.",
+        "top_k, tolerance, grid, final, length, seed. Default: the bundled model.",
     ),
 ]
 Texts = Annotated[
@@ -137,7 +137,7 @@ class Session:
         return None if name is None else open_reference_lm(name, self.store.world.device, batch_size)
 
     def measure(
-        self, what: str, total: int | None, function: Callable[..., Measurement], *asked: Any
+        self, what: str, total: int | None, function: Callable[..., Measurement], *arguments: Any
     ) -> Measurement:
         """`function` of `asked`, under a bar that says `what`; collected, to be shown in the end."""
         from scdd.evals.measure.progress import bar
@@ -145,7 +145,7 @@ class Session:
 
         each = None if total is None else -(-total // self.store.world.size)
         with bar(what, each, self.live) as watch:
-            one = function(MeasureContext(self.store, self.batch_size, watch), *asked)
+            one = function(MeasureContext(self.store, self.batch_size, watch), *arguments)
         self.measured.append(one)
         return one
 

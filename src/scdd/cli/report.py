@@ -33,8 +33,8 @@ def report(
 
     if out.suffix != ".html":
         raise UserError(f"--out {out} is no page: give a name that ends in .html.")
-    asked = (title, runs, corpus, against or [])
-    for path, text in ((out, page(*asked)), (out.with_suffix(".md"), markdown(*asked))):
+    arguments = (title, runs, corpus, against or [])
+    for path, text in ((out, page(*arguments)), (out.with_suffix(".md"), markdown(*arguments))):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
         typer.echo(f"wrote {path}")

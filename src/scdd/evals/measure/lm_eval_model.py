@@ -61,14 +61,14 @@ class ScddLM(LM):  # type: ignore[misc, unused-ignore]
         for i, request in enumerate(requests):
             places.setdefault(f"{request.task_name}/{request.doc_id}", []).append(i)
         questions = [
-            Question(key, tuple("".join(requests[i].args) for i in some)) for key, some in places.items()
+            Question(key, tuple("".join(requests[i].args) for i in group)) for key, group in places.items()
         ]
         scored = answers(
             self.model, questions, self.passes, self.seed, self.batch_size, self.world, self.watch
         )
         scores: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
-        for some, row in zip(places.values(), scored, strict=True):
-            for i, answer in zip(some, row, strict=True):
+        for group, row in zip(places.values(), scored, strict=True):
+            for i, answer in zip(group, row, strict=True):
                 scores[i] = (answer.score, False)
                 self.errors.append(answer.error)
         return scores

@@ -105,7 +105,7 @@ def word_scores(
     return {
         **{name: stats.ratio(hits[name], counts[name])._asdict() for name in RATES},
         "errors": sum(counts["recovery"]) / max(len(per_text), 1),
-        "recovery_by_kind": {kind: sum(some) / len(some) for kind, some in kinds.items() if some},
+        "recovery_by_kind": {kind: sum(marks) / len(marks) for kind, marks in kinds.items() if marks},
     }
 
 

@@ -89,7 +89,7 @@ def mistype(text: str, count: int, seed: int = 0) -> list[Piece]:
             pieces[place] = piece
         taken |= {i, i + 1}
         made += 1
-    return [piece for some in pieces for piece in some]
+    return [piece for group in pieces for piece in group]
 
 
 def _spoilt(words: list[str], i: int, kind: str, rng: Random) -> dict[int, list[Piece]] | None:

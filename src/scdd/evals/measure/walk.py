@@ -174,9 +174,10 @@ def walk(
     plan, walked = replace(plan, record=follow), list[WalkedRow]()
     for start in range(0, len(indices), plan.batch_size):
         batch = slice(start, start + plan.batch_size)
-        some = TokenRows(z[batch], None if frozen is None else frozen[batch])
+        start_rows = TokenRows(z[batch], None if frozen is None else frozen[batch])
+        rng = CounterRNG(plan.seed, list(indices[batch]), z.device)
         first, moves, frame = z[batch], [], None
-        for frame in sample_loop(model, plan, some, CounterRNG(plan.seed, list(indices[batch]), z.device)):
+        for frame in sample_loop(model, plan, start_rows, rng):
             if follow:
                 first = torch.where(first == model.denoiser.vocab.mask_id, frame.tokens, first)
                 kinds = [(frame.moved == kind).sum(1) for kind in (UNMASKED, CORRECTED, REMASKED)]

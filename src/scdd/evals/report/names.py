@@ -16,7 +16,7 @@ Key = TypeVar("Key", bound=Hashable)
 def distinct_names(measurements: Sequence[Measurement], slot: Slot) -> list[str]:
     """A name for each: its label, and where several of a label want one slot, what they differ in."""
     by_label = grouped(measurements, lambda one: one.label)
-    keys = {label: _differences(some, slot) for label, some in by_label.items()}
+    keys = {label: _differences(group, slot) for label, group in by_label.items()}
     names = [
         ", ".join([one.label, *(f"{SPOKEN.get(key, key)} {_value(one, key)}" for key in keys[one.label])])
         for one in measurements
@@ -54,8 +54,8 @@ def listed(names: Iterable[str]) -> str:
 def _differences(measurements: Sequence[Measurement], slot: Slot) -> list[str]:
     """The settings that differ within any slot, in the order of the settings."""
     different: dict[str, None] = {}
-    for some in grouped(measurements, slot).values():
-        settings = [_flat(one.settings) for one in some]
+    for group in grouped(measurements, slot).values():
+        settings = [_flat(one.settings) for one in group]
         for key in dict.fromkeys(key for each in settings for key in each):
             if any(each.get(key) != settings[0].get(key) for each in settings):
                 different[key] = None

@@ -49,9 +49,9 @@ def _written(
     the figures, a second sample, all recipes."""
     measurements, figures, parts = gather(runs), list[plots.Figure](), list[str]()
 
-    def slots(some: Sequence[plots.Figure]) -> list[str]:
-        places = [f"<!--figure {i}-->" for i in range(len(figures), len(figures) + len(some))]
-        figures.extend(some)
+    def slots(group: Sequence[plots.Figure]) -> list[str]:
+        places = [f"<!--figure {i}-->" for i in range(len(figures), len(figures) + len(group))]
+        figures.extend(group)
         return ["\n".join(['<div class="figures">', *places, "</div>\n"])] if places else []
 
     curves = training_curves(runs)

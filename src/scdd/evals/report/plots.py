@@ -154,9 +154,9 @@ def frontier_plot(measurements: Sequence[Measurement], among: str = "") -> Figur
         mine = [p for p in points if (p.label, p.nfe) == (label, nfe)]
         unfilled = {"linestyle": "none", "fillstyle": "none"}
         for name, on, look in ((f"{label}, {nfe} evaluations", True, {}), (None, False, unfilled)):
-            some = [p for p in mine if (p in best) is on]
+            group = [p for p in mine if (p in best) is on]
             series.append(
-                Series(name, [p.entropy for p in some], [p.ppl for p in some], {**look, **style(i)})
+                Series(name, [p.entropy for p in group], [p.ppl for p in group], {**look, **style(i)})
             )
     labels = ("unigram entropy, nats (more diverse →)", "Gen PPL (better ↓)")
     return Figure(f"Quality and diversity{among}", labels, series, log_y=True)
@@ -198,10 +198,10 @@ def recovery_plot(measurements: Sequence[Measurement], among: str = "") -> Figur
     ordered = sorted(measurements, key=lambda one: int(one.settings["count"]))
     series = []
     groups = grouped(ordered, lambda one: f"{one.label}, {repair_name(one.settings)}")
-    for i, (label, some) in enumerate(groups.items()):
-        x = [one.settings["count"] for one in some]
+    for i, (label, group) in enumerate(groups.items()):
+        x = [one.settings["count"] for one in group]
         for name, rate, dash in ((label, "recovery", "-"), (None, "damage", ":")):
-            rates, look = [one.result[rate] for one in some], {"linestyle": dash, **style(i)}
+            rates, look = [one.result[rate] for one in group], {"linestyle": dash, **style(i)}
             series.append(Series(name, x, _column(rates, "value"), look, _column(rates, "error")))
     series += [key("solid: recovered", "-"), key("dotted: damaged", ":")]
     labels = ("corrupted tokens in a text (K)", "share of tokens")

@@ -22,11 +22,11 @@ HIDDEN = ("model", "text", "human", "first", "second", "against")
 def systems(measurements: Sequence[Measurement]) -> Table:
     """Which weights each system is, and how it samples where it samples."""
     rows = []
-    for label, some in grouped(measurements, lambda one: one.label).items():
-        models = [one.settings.get("model", {}) for one in some]
+    for label, group in grouped(measurements, lambda one: one.label).items():
+        models = [one.settings.get("model", {}) for one in group]
         weights = listed(str(model.get("weights"))[:12] for model in models)
         steps = listed(str(model.get("step", "–")) for model in models)
-        sampling = listed(filter(None, map(_sampling, some))) or "–"
+        sampling = listed(filter(None, map(_sampling, group))) or "–"
         rows.append(entries(label, weights, steps, listed(map(_process, models)), sampling))
     return Table("Systems", ["system", "weights, SHA-256", "step", "process", "sampling"], rows)
 
@@ -79,12 +79,12 @@ def numbers(measurements: Sequence[Measurement]) -> Table:
     drawn = {one.hash: one for one in measurements if one.kind in INTERMEDIATE}
     final = [one for one in measurements if one.kind not in INTERMEDIATE]
     rows = []
-    for (kind, mark), some in grouped(final, lambda one: (one.kind, one.hash)).items():
-        one = some[0]
+    for (kind, mark), group in grouped(final, lambda one: (one.kind, one.hash)).items():
+        one = group[0]
         parts = [*(drawn[key] for key in _texts(one) if key in drawn), one]
         date, seconds = one.made["date"][:16].replace("T", " "), sum(part.made["seconds"] for part in parts)
         places = listed(letters[_environment(part)] for part in parts)
-        labels = listed(each.label for each in some)
+        labels = listed(each.label for each in group)
         rows.append(entries(labels, kind, mark, date, f"{seconds:.0f} s", places, _asked(one)))
     head = ["system", "kind", "cell", "date", "time", "made in", "settings"]
     notes = [
@@ -112,8 +112,8 @@ def recipes(measurements: Sequence[Measurement]) -> dict[str, str]:
     """The exact recipes, once each, by the systems that have them."""
     with_recipe = [one for one in measurements if one.made.get("recipe")]
     named: dict[str, str] = {}
-    for text, some in grouped(with_recipe, lambda one: str(one.made["recipe"])).items():
-        names = list(dict.fromkeys(one.label for one in some))
+    for text, group in grouped(with_recipe, lambda one: str(one.made["recipe"])).items():
+        names = list(dict.fromkeys(one.label for one in group))
         name = listed(names if len(names) <= MANY else [*names[: MANY - 1], f"{len(names) - MANY + 1} more"])
         named[name if name not in named else f"{name} ({len(named) + 1})"] = text
     return named

@@ -58,15 +58,15 @@ def sections(
     compare.check_names(against, measurements)
     by_kind = grouped(measurements, lambda one: one.kind)
     builders: dict[str, Callable[[list[Measurement]], Section]] = {
-        "likelihood": lambda some: _likelihood(some, corpus),
-        "generation": lambda some: _generation(some, corpus, against),
-        "mauve": lambda some: Section("MAUVE", [summaries.mauve_table(some)]),
+        "likelihood": lambda group: _likelihood(group, corpus),
+        "generation": lambda group: _generation(group, corpus, against),
+        "mauve": lambda group: Section("MAUVE", [summaries.mauve_table(group)]),
         "correction": _correction,
         "recovery": _recovery,
-        "typos": lambda some: Section("Typing errors", _recovery(some).tables),
-        "zero-shot": lambda some: Section("Zero-shot", [summaries.zero_shot_table(some)]),
-        "judge": lambda some: Section(
-            "LLM as judge", [summaries.judge_table(pair) for pair in judged_pairs(some)]
+        "typos": lambda group: Section("Typing errors", _recovery(group).tables),
+        "zero-shot": lambda group: Section("Zero-shot", [summaries.zero_shot_table(group)]),
+        "judge": lambda group: Section(
+            "LLM as judge", [summaries.judge_table(pair) for pair in judged_pairs(group)]
         ),
     }
     return [build(by_kind[kind]) for kind, build in builders.items() if kind in by_kind]
@@ -74,9 +74,9 @@ def sections(
 
 def _likelihood(measurements: Sequence[Measurement], corpus: str) -> Section:
     tables = []
-    for some in grouped(measurements, lambda one: one.settings["text"]).values():
-        names = distinct_names(some, lambda one: None)
-        tables.append(compare.likelihood_table(dict(zip(names, some, strict=True)), corpus))
+    for group in grouped(measurements, lambda one: one.settings["text"]).values():
+        names = distinct_names(group, lambda one: None)
+        tables.append(compare.likelihood_table(dict(zip(names, group, strict=True)), corpus))
     return Section("Likelihood", tables)
 
 
@@ -86,13 +86,13 @@ def _generation(measurements: Sequence[Measurement], corpus: str, against: Seque
     comparisons: list[Table] = []
     figures: list[plots.Figure] = []
     groups = grouped(measurements, lambda one: (json.dumps(one.settings["judge"]), _room(one)))
-    for (_, room), some in groups.items():
-        among = f": {some[0].result['judge']}, context {room}" if len(groups) > 1 else ""
-        grid = compare.by_budget(some)
+    for (_, room), group in groups.items():
+        among = f": {group[0].result['judge']}, context {room}" if len(groups) > 1 else ""
+        grid = compare.by_budget(group)
         tables += [compare.generation_table(grid, corpus, among), compare.entropy_table(grid, corpus, among)]
-        figures += [plots.generation_plot(grid, among)] if len(some) > 1 else []
-        ways = grouped(some, lambda one: (one.label, one.settings["nfe"]))
-        several = [one for one in some if len(ways[one.label, one.settings["nfe"]]) > 1]
+        figures += [plots.generation_plot(grid, among)] if len(group) > 1 else []
+        ways = grouped(group, lambda one: (one.label, one.settings["nfe"]))
+        several = [one for one in group if len(ways[one.label, one.settings["nfe"]]) > 1]
         if several:
             tables.append(summaries.frontier_table(several, among))
             figures.append(plots.frontier_plot(several, among))
@@ -123,11 +123,11 @@ def _correction(measurements: Sequence[Measurement]) -> Section:
 def _recovery(measurements: Sequence[Measurement]) -> Section:
     tables, figures = [], []
     groups = grouped(measurements, lambda one: one.settings["text"])
-    for some in groups.values():
-        among = f": {text_of(some[0])}, {some[0].result['rows']} rows" if len(groups) > 1 else ""
-        tables.append(summaries.recovery_table(some, among))
-        if len({one.settings["count"] for one in some}) > 1:
-            figures.append(plots.recovery_plot(some, among))
+    for group in groups.values():
+        among = f": {text_of(group[0])}, {group[0].result['rows']} rows" if len(groups) > 1 else ""
+        tables.append(summaries.recovery_table(group, among))
+        if len({one.settings["count"] for one in group}) > 1:
+            figures.append(plots.recovery_plot(group, among))
     return Section("Recovery", tables, figures)
 
 
@@ -145,18 +145,18 @@ def samples(measurements: Sequence[Measurement]) -> list[tuple[str, list[tuple[s
     """A few texts of each system at its largest budget, each under a caption, and a few repairs."""
     by_kind = grouped(measurements, lambda one: one.kind)
     shown = []
-    for label, some in grouped(by_kind.get("generation", []), lambda one: one.label).items():
-        best = max(some, key=lambda one: int(one.settings["nfe"]))
+    for label, group in grouped(by_kind.get("generation", []), lambda one: one.label).items():
+        best = max(group, key=lambda one: int(one.settings["nfe"]))
         texts = [("", text) for text in best.result["samples"][:2]]
         shown.append((f"{label}, {best.settings['nfe']} evaluations", texts))
     repairs = [one for one in measurements if one.kind in ("recovery", "typos") and one.result.get("samples")]
-    for (label, kind), some in grouped(repairs, lambda one: (one.label, one.kind)).items():
-        repair = some[0].result["samples"][0]
+    for (label, kind), group in grouped(repairs, lambda one: (one.label, one.kind)).items():
+        repair = group[0].result["samples"][0]
         what = "typing errors" if kind == "typos" else "random tokens"
         texts = [("before", repair["corrupted"]), ("after", repair["repaired"])]
-        shown.append((f"{label}: {some[0].settings['count']} {what}", texts))
-    for some in judged_pairs(by_kind.get("judge", [])):
-        best = max(some, key=lambda one: int(one.settings["nfe"]))
+        shown.append((f"{label}: {group[0].settings['count']} {what}", texts))
+    for group in judged_pairs(by_kind.get("judge", [])):
+        best = max(group, key=lambda one: int(one.settings["nfe"]))
         first, second = best.result["systems"]
         for i, pair in enumerate(best.result["samples"], 1):
             title = f"Noised text {i} mended in {best.settings['nfe']} evaluations"
