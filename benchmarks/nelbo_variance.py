@@ -18,23 +18,25 @@ import numpy as np
 import torch
 
 from scdd.core.rng import CounterRNG, derive_seed, uniforms
-from scdd.evals import likelihood as estimate
-from scdd.evals.likelihood import NelboEstimator, combined, likelihood
-from scdd.evals.subject import open_model
-from scdd.evals.texts import open_stream, rows
+from scdd.evals.measure import likelihood as estimate
+from scdd.evals.measure.likelihood import NelboEstimator, combined, likelihood
+from scdd.evals.measure.model import open_model
+from scdd.evals.measure.texts import open_stream, rows
 from scdd.objectives.times import Times
 from scdd.processes.base import Process
 
 
 def uniform_times(
-    process: Process, indices: list[int], how: NelboEstimator, device: torch.device
+    process: Process, indices: list[int], estimator: NelboEstimator, device: torch.device
 ) -> list[Times]:
     """Independent uniform i = 1 … T: the exact bound, constants kept, with the reference's spread of times."""
-    assert how.steps is not None
-    drawn = uniforms((len(indices), how.looks), CounterRNG(derive_seed(how.seed, "times"), indices, device))
-    before = (drawn * how.steps).floor()
-    weight = torch.full((len(indices),), float(how.steps), dtype=torch.float64, device=device)
-    return [Times((b + 1) / how.steps, b / how.steps, weight) for b in before.unbind(1)]
+    assert estimator.steps is not None
+    drawn = uniforms(
+        (len(indices), estimator.looks), CounterRNG(derive_seed(estimator.seed, "times"), indices, device)
+    )
+    before = (drawn * estimator.steps).floor()
+    weight = torch.full((len(indices),), float(estimator.steps), dtype=torch.float64, device=device)
+    return [Times((b + 1) / estimator.steps, b / estimator.steps, weight) for b in before.unbind(1)]
 
 
 def main() -> None:
@@ -51,9 +53,9 @@ def main() -> None:
     parser.add_argument("--device", default=None)
     parser.add_argument("--json", metavar="FILE", help="write the results there as JSON, too")
     args = parser.parse_args()
-    subject = open_model(args.checkpoint, device=args.device)
-    lm = subject.lm
-    if lm.process is None:
+    model = open_model(args.checkpoint, device=args.device)
+    lm = model.lm
+    if model.autoregressive:
         parser.error("an autoregressive likelihood is exact: give a diffusion model")
     held = rows(open_stream(args.text, lm.tokenizer), lm.tokenizer, lm.context, args.rows)
     ours = estimate._times
@@ -63,13 +65,11 @@ def main() -> None:
         estimate._times = times  # type: ignore[assignment]
         found = []
         for seed in range(args.repeats):
-            how = NelboEstimator(args.steps, args.looks, convention, seed)  # type: ignore[arg-type]
-            nats = likelihood(
-                lm.network, lm.process, held.rows, how, batch_size=args.batch_size, device=lm.device
-            )
+            estimator = NelboEstimator(args.steps, args.looks, convention, seed)  # type: ignore[arg-type]
+            nats = likelihood(lm.network, lm.process, held.rows, estimator, batch_size=args.batch_size)
             found.append(combined(nats))
         estimate._times = ours
-        return np.array([f.nats for f in found]), float(np.mean([f.error**2 for f in found]) ** 0.5)
+        return np.array([f["nats"] for f in found]), float(np.mean([f["error"] ** 2 for f in found]) ** 0.5)
 
     variants = {
         "reference convention (cross-entropies, uniform i >= 2)": runs("reference", ours),
@@ -78,7 +78,7 @@ def main() -> None:
     }
     least = variants["ours (exact bound, importance-sampled, divided evenly)"][0].var(ddof=1)
     print(
-        f"{len(held)} rows of {lm.context}, T = {args.steps}, {args.looks} looks a row, {args.repeats} runs, {subject.process}"
+        f"{len(held)} rows of {lm.context}, T = {args.steps}, {args.looks} looks a row, {args.repeats} runs, {model.process}"
     )
     print(f"{'':56}{'nats/token':>12}{'sd of a run':>13}{'error stated':>14}{'variance ratio':>16}")
     results = {}

@@ -13,10 +13,11 @@ import torch
 import scdd
 from scdd.assemble import training as build
 from scdd.core import Levels, Transition, UserError
-from scdd.evals.cells import Store
-from scdd.evals.generation import SamplingSpec
-from scdd.evals.measure import measure_samples
-from scdd.evals.subject import open_model
+from scdd.evals.measure.generation import measure_samples
+from scdd.evals.measure.model import open_model
+from scdd.evals.measure.specs import SamplingSpec
+from scdd.evals.measure.store import MeasureContext, Store
+from scdd.evals.measure.walk import settled
 from scdd.recipe import load as recipe
 from scdd.samplers.base import Context, Sampler
 from scdd.schedules.base import Schedule
@@ -68,14 +69,14 @@ def test_an_objective_like_the_recipes_leaves_no_mark(tmp_path: Path) -> None:
 
 def test_it_is_measured_under_its_own_settings(example: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     folder, names = example
-    subject = open_model(folder / "late", process=names["process"], device="cpu")
-    store = Store(tmp_path)
+    model = open_model(folder / "late", process=names["process"], device="cpu")
+    context = MeasureContext(Store(tmp_path))
     hashes = [
-        measure_samples(store, subject, SamplingSpec(1, 3, length=8, sampler=names["Patient"](share))).hash
+        measure_samples(context, model, SamplingSpec(1, 3, length=8, sampler=names["Patient"](share))).hash
         for share in (0.5, 0.5, 0.75)
     ]
     assert hashes[0] == hashes[1] != hashes[2]
-    cell = measure_samples(store, subject, SamplingSpec(1, 3, length=8, sampler=names["Patient"](0.5)))
+    cell = measure_samples(context, model, SamplingSpec(1, 3, length=8, sampler=names["Patient"](0.5)))
     assert (cell.settings["sampler"], cell.settings["options"]) == ("patient", {"share": 0.5})
     assert cell.made["paper"] is None
 
@@ -103,7 +104,7 @@ def test_a_sampler_is_known_by_its_settings(example: tuple[Path, dict[str, Any]]
 
     lm = scdd.load(folder / "late", process=names["process"])
     for kind in (Slotted, Plain):
-        found = SamplingSpec(sampler=kind(0.25)).settled(lm)
+        found = settled(SamplingSpec(sampler=kind(0.25)), lm)
         assert (found["sampler"], found["options"]) == ("mine", {"share": 0.25})
 
 

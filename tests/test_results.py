@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from scdd.evals.report import gather
+from scdd.evals.report.sections import gather
 from tests import shown
 
 ROOT = Path(__file__).parents[1]

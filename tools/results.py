@@ -8,9 +8,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from scdd.evals.compare import fair
-from scdd.evals.plots import generation_plot
-from scdd.evals.report import by_way, gather, markdown, sections
+from scdd.evals.report.compare import by_budget, fair
+from scdd.evals.report.page import markdown
+from scdd.evals.report.plots import generation_plot, svg
+from scdd.evals.report.sections import gather, sections
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE, PICTURE, MEASURED = DOCS / "results.md", DOCS / "images" / "results.svg", DOCS / "results"
@@ -24,24 +25,18 @@ GREY = "#7d8590"  # words and axes that can be read on white and on black
 def report() -> str:
     """Everything below the line: the report without its title, and the tables of the recipe's own way of sampling."""
     body = markdown("", RUNS, against=AGAINST).split("\n", 1)[1]
+    defaults = sections(gather([MEASURED / "defaults"]))
     tables = [
-        t for name, some, _ in sections(gather([MEASURED / "defaults"])) for t in some if name == "Generation"
+        table.markdown() for section in defaults if section.name == "Generation" for table in section.tables
     ]
-    return "\n".join(
-        [
-            "",
-            body,
-            "## As the recipe samples: quadratic grid, temperature 0.9\n",
-            *(t.markdown() for t in tables),
-        ]
-    )
+    return "\n".join(["", body, "## As the recipe samples: quadratic grid, temperature 0.9\n", *tables])
 
 
 def picture() -> str:
     """Gen PPL by budget: systems with every budget, without mere repetition and without what has a budget of its own."""
-    ways = by_way([cell for cell in gather(RUNS) if cell.kind == "generation"])
-    shown = {name: row for name, row in ways.items() if all(fair(ways, name, n) for n in BUDGETS)}
-    return generation_plot(shown).replace("currentColor", GREY)
+    grid = by_budget([one for one in gather(RUNS) if one.kind == "generation"])
+    shown = {name: row for name, row in grid.items() if all(fair(grid, name, n) for n in BUDGETS)}
+    return svg(generation_plot(shown)).replace("currentColor", GREY)
 
 
 def main() -> None:

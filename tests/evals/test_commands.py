@@ -13,18 +13,18 @@ from typing import Any
 import pytest
 import torch
 
+from scdd.cli.eval_systems import parse_system
 from scdd.cli.main import main
 from scdd.core.errors import UserError
-from scdd.evals.against import against_table, check_names
-from scdd.evals.cells import Measurement, Store, digest, parsed, read_cells
-from scdd.evals.compare import best_of, generation_table
-from scdd.evals.frontier import Point, pareto
-from scdd.evals.generation import SamplingSpec
-from scdd.evals.paper import paper, paper_name, printed
-from scdd.evals.subject import EvalModel, open_model, weights_hash
-from scdd.evals.systems import parse_system
-from scdd.evals.tables import Entry, Table, number, with_error
-from scdd.lm import LM
+from scdd.evals.measure.model import EvalModel, open_model, weights_hash
+from scdd.evals.measure.specs import SamplingSpec
+from scdd.evals.measure.store import Measurement, Store, digest, parsed, read_measurements
+from scdd.evals.report.compare import against_table, best_of, check_names, generation_table
+from scdd.evals.report.page import html_of
+from scdd.evals.report.paper import paper, printed
+from scdd.evals.report.summaries import Point, pareto
+from scdd.evals.report.tables import Entry, Table, number, with_error
+from scdd.lm.model import LM
 from scdd.models.heads import QualityHead
 from tests import tiny
 
@@ -141,7 +141,7 @@ def test_compare_and_report(
     )
     ids = re.findall(r' id="([^"]+)"', shown)
     assert len(ids) == len(set(ids))
-    for cell in read_cells(out):
+    for cell in read_measurements(out):
         if cell.kind not in ("samples",):
             assert cell.hash in plain
     assert "recipe" in plain.lower()
@@ -167,7 +167,7 @@ def test_default_texts_are_the_recipes_own(
         (["eval", "likelihood", "--convention", "mine"], "exact or reference"),
         (["eval", "likelihood", "--corpus", "C4"], "LM1B or OWT"),
         (["eval", "generation", "--steps", "0"], "positive numbers"),
-        (["eval", "generation", "--top-p", "x"], "list of numbers"),
+        (["eval", "generation", "--top-p", "x"], "list of positive numbers"),
         (["eval", "compare", "a=b,wrong=1"], "choose from"),
         (["eval", "compare", "a=b,top_p=much"], "is not a number"),
         (["eval", "compare", "a="], "names no checkpoint"),
@@ -293,15 +293,15 @@ def test_a_cell_is_its_settings(tmp_path: Path, scdd: EvalModel) -> None:
         calls.append(1)
         return {"value": len(calls)}
 
-    first = store.cell("kind", scdd, {"a": 1, "b": (2, 3)}, measure)
-    assert store.cell("kind", scdd, {"b": [2, 3], "a": 1}, measure).result == first.result
-    assert store.cell("kind", scdd, {"a": 2, "b": [2, 3]}, measure).result == {"value": 2}
-    assert store.cell("other", scdd, {"a": 1, "b": [2, 3]}, measure).result == {"value": 3}
+    first = store.measurement("kind", scdd, {"a": 1, "b": (2, 3)}, measure)
+    assert store.measurement("kind", scdd, {"b": [2, 3], "a": 1}, measure).result == first.result
+    assert store.measurement("kind", scdd, {"a": 2, "b": [2, 3]}, measure).result == {"value": 2}
+    assert store.measurement("other", scdd, {"a": 1, "b": [2, 3]}, measure).result == {"value": 3}
     assert first.hash == digest("kind", first.settings)
     assert first.path is not None
     first.path.write_text("{")
     with pytest.raises(Exception, match="delete it"):
-        store.cell("kind", scdd, {"a": 1, "b": (2, 3)}, measure)
+        store.measurement("kind", scdd, {"a": 1, "b": (2, 3)}, measure)
     assert parsed(json.dumps(first.json()), tmp_path / "x").result == first.result
 
 
@@ -376,7 +376,7 @@ def test_one_system_against_the_others() -> None:
     every = [cell for row in grid.values() for cell in row.values()]
     check_names(["a", "p2"], every)
     with pytest.raises(
-        UserError, match=r"--against x is none of the systems: choose one of a, b, c, ar, p2\."
+        UserError, match=r"no system x to set against the others: choose one of a, b, c, ar, p2\."
     ):
         check_names(["x"], every)
 
@@ -397,16 +397,16 @@ def test_the_papers_numbers() -> None:
 
 
 def test_names_of_the_papers_systems(checkpoints: dict[str, Path], scdd: EvalModel) -> None:
-    assert paper_name(scdd, None) == f"SCDD (p_u={scdd.process.schedule.p_u:g})"  # type: ignore[union-attr]
+    assert scdd.paper_name(None) == f"SCDD (p_u={scdd.process.schedule.p_u:g})"  # type: ignore[union-attr]
     masked = open_model(checkpoints["mdlm"], device="cpu")
-    assert [paper_name(masked, name) for name in (None, "remdm-conf", "p2")] == [
+    assert [masked.paper_name(name) for name in (None, "remdm-conf", "p2")] == [
         "MDLM",
         "ReMDM-Confidence",
         None,
     ]
-    assert paper_name(masked, "remdm-cap", {"eta": 0.01}) == "ReMDM-Cap 0.01"
-    assert paper_name(masked, "remdm-cap", {"eta": 0.05}) is None
-    assert (paper_name(open_model(checkpoints["gidd"], device="cpu"), None) or "").startswith("GIDD+")
+    assert masked.paper_name("remdm-cap", {"eta": 0.01}) == "ReMDM-Cap 0.01"
+    assert masked.paper_name("remdm-cap", {"eta": 0.05}) is None
+    assert (open_model(checkpoints["gidd"], device="cpu").paper_name(None) or "").startswith("GIDD+")
 
 
 def test_weights_are_known_with_their_quality_head() -> None:
@@ -420,9 +420,9 @@ def test_weights_are_known_with_their_quality_head() -> None:
 def test_systems_are_read() -> None:
     system = parse_system("a=runs/x,sampler=remdm-cap,top_p=0.9,process=gidd")
     assert (system.label, system.source, system.process) == ("a", "runs/x", "gidd")
-    assert system.ways(SamplingSpec(4, 8)) == SamplingSpec(4, 8, sampler="remdm-cap", top_p=0.9)
+    assert system.spec(SamplingSpec(4, 8)) == SamplingSpec(4, 8, sampler="remdm-cap", top_p=0.9)
     assert parse_system("runs/y/").label == "y"
-    assert parse_system("bundled").source is None
+    assert parse_system("bundled").source == "bundled"
 
 
 def test_pareto() -> None:
@@ -442,4 +442,6 @@ def test_tables() -> None:
     table = Table("T", ["", "a"], [[Entry("x|y"), Entry("1", bold=True, paper="2")]], ["note"])
     assert "x\\|y" in table.markdown()
     assert "**1** [2]" in table.markdown()
-    assert "<b>1</b>" in table.html()
+    shown = html_of(table.markdown())
+    assert '<td style="text-align:right"><strong>1</strong> <span class="paper">[2]</span></td>' in shown
+    assert "<td>x|y</td>" in shown

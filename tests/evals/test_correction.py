@@ -9,20 +9,26 @@ import pytest
 import torch
 
 from scdd.core import UserError, Vocab
-from scdd.evals.cells import ALONE, Measurement, Store
-from scdd.evals.correction import Uncorrected, cumulative, rates
-from scdd.evals.gen_ppl import OwnJudge
-from scdd.evals.generation import SamplingSpec, draw, settings_of
-from scdd.evals.measure import measure_correction, measure_generation, measure_samples
-from scdd.evals.subject import EvalModel, open_model
-from scdd.evals.walk import Engine, walk
-from scdd.lm.run import Settings
-from scdd.ops.common import NO_FILTERS
+from scdd.evals.measure.generation import (
+    cumulative,
+    draw,
+    ended,
+    measure_correction,
+    measure_generation,
+    measure_samples,
+    rates,
+)
+from scdd.evals.measure.model import EvalModel, open_model
+from scdd.evals.measure.reference_lm import OwnReferenceLM
+from scdd.evals.measure.specs import SamplingSpec
+from scdd.evals.measure.store import MeasureContext, Measurement, Store
+from scdd.evals.measure.walk import StartRows, Uncorrected, WalkedRow, sampling_plan, walk
 from scdd.processes.base import Process
 from scdd.processes.gidd import GIDD
 from scdd.processes.scdd import SCDD
 from scdd.samplers.ancestral import Ancestral
-from scdd.samplers.base import grid
+from scdd.samplers.base import Model, grid
+from scdd.samplers.plan import SamplingPlan
 from scdd.schedules.peaked import Peaked
 from tests import tiny
 from tests.samplers.tables import Truth, table
@@ -30,16 +36,23 @@ from tests.samplers.tables import Truth, table
 VOCAB = Vocab(9, 8)
 
 
+def columns(walked: list[WalkedRow]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, tuple[int, ...]]:
+    tokens, first, moves, nfe = zip(*walked, strict=True)
+    return torch.tensor(tokens), torch.tensor(first), torch.stack(moves), nfe
+
+
 @pytest.mark.parametrize("kind", [SCDD, GIDD])
 def test_a_perfect_denoiser_corrects_at_the_intrinsic_rate(kind: type[Process]) -> None:
     process = kind(VOCAB, Peaked(0.3))
     x = torch.arange(40) % VOCAB.K
-    settings = Settings(Ancestral(), grid("uniform", 12), NO_FILTERS, batch_size=100, together=100)
+    settings = SamplingPlan(Ancestral(), grid("uniform", 12), batch_size=100, rows_per_forward=100)
     z = torch.full((200, 40), VOCAB.mask_id)
-    walked = walk(Engine(Truth(x, VOCAB), process), settings, z, None, range(200))
-    assert (walked.tokens == x).all()
-    assert (walked.nfe == 12).all()
-    found = rates(walked.moves, 40, process, settings.grid)
+    tokens, _, moves, nfe = columns(
+        walk(Model(Truth(x, VOCAB), process), settings, StartRows(z, None, range(200)))
+    )
+    assert (tokens == x).all()
+    assert set(nfe) == {12}
+    found = rates(moves, 40, process, settings.times)
     assert abs(found["excess"]) < 4 * found["rate_error"]
     assert found["rate"] > 0.1, "or the comparison says nothing"
     assert found["rate_per_step"] == pytest.approx(found["rate"] / 12)
@@ -51,31 +64,30 @@ def test_a_perfect_denoiser_corrects_at_the_intrinsic_rate(kind: type[Process]) 
 
 def test_without_correction_visible_tokens_stay() -> None:
     process = SCDD(VOCAB, Peaked(0.3))
-    settings = Settings(Uncorrected(Ancestral()), grid("uniform", 8), NO_FILTERS, batch_size=50, together=50)
+    settings = SamplingPlan(Uncorrected(Ancestral()), grid("uniform", 8), batch_size=50, rows_per_forward=50)
     z = torch.full((50, 20), VOCAB.mask_id)
     z[:, 3] = 5
-    walked = walk(Engine(table(VOCAB), process), settings, z, None, range(50))
-    assert (walked.tokens != VOCAB.mask_id).all()
-    assert (walked.tokens[:, 3] == 5).all()
-    assert walked.moves[..., 1].sum() == 0
-    assert walked.moves[..., 2].sum() == 0
-    assert (walked.first == walked.tokens).all()
+    tokens, first, moves, _ = columns(
+        walk(Model(table(VOCAB), process), settings, StartRows(z, None, range(50)))
+    )
+    assert (tokens != VOCAB.mask_id).all()
+    assert (tokens[:, 3] == 5).all()
+    assert moves[..., 1].sum() == 0
+    assert moves[..., 2].sum() == 0
+    assert (first == tokens).all()
     # noise is never drawn either: a perfect denoiser is still perfect
     x = torch.arange(20) % VOCAB.K
-    right = walk(
-        Engine(Truth(x, VOCAB), process), settings, torch.full((50, 20), VOCAB.mask_id), None, range(50)
-    )
-    assert (right.tokens == x).all()
+    masks = StartRows(torch.full((50, 20), VOCAB.mask_id), None, range(50))
+    right = walk(Model(Truth(x, VOCAB), process), settings, masks)
+    assert all(row.tokens == x.tolist() for row in right)
 
 
 def test_first_tokens_are_the_text_before_its_corrections() -> None:
     process = SCDD(VOCAB, Peaked(0.3))
-    settings = Settings(Ancestral(), grid("uniform", 8), NO_FILTERS, batch_size=50, together=50)
-    walked = walk(
-        Engine(table(VOCAB), process), settings, torch.full((50, 20), VOCAB.mask_id), None, range(50)
-    )
-    changed = (walked.first != walked.tokens).sum()
-    assert 0 < changed <= walked.moves[..., 1].sum()
+    settings = SamplingPlan(Ancestral(), grid("uniform", 8), batch_size=50, rows_per_forward=50)
+    masks = StartRows(torch.full((50, 20), VOCAB.mask_id), None, range(50))
+    tokens, first, moves, _ = columns(walk(Model(table(VOCAB), process), settings, masks))
+    assert 0 < (first != tokens).sum() <= moves[..., 1].sum()
 
 
 def test_cumulative_of_nothing() -> None:
@@ -83,60 +95,63 @@ def test_cumulative_of_nothing() -> None:
     assert cumulative(torch.tensor([1.0, 0.0, 3.0])) == [0.25, 0.25, 1.0]
 
 
-def test_samples_do_not_depend_on_the_batch(scdd: EvalModel) -> None:
-    way = SamplingSpec(num=5, nfe=4)
-    a, b = draw(scdd, way, ALONE, batch_size=2), draw(scdd, way, ALONE, batch_size=5, looking=False)
-    assert a.texts == b.texts
-    assert a.nfe == [4] * 5
-    assert a.texts == [s.text for s in scdd.lm.generate(5, steps=4)], "the same texts as `scdd sample` gives"
+def test_samples_do_not_depend_on_the_batch(scdd: EvalModel, tmp_path: Path) -> None:
+    spec, store = SamplingSpec(num=5, nfe=4), Store(tmp_path)
+    a = draw(MeasureContext(store, batch_size=2), scdd, spec)
+    b = draw(MeasureContext(store, batch_size=5), scdd, spec, follow=False)
+    assert [row.tokens for row in a] == [row.tokens for row in b]
+    assert {row.nfe for row in a} == {4}
+    texts = [scdd.text(ended(row.tokens[1:-1], scdd.tokenizer.eos_id)) for row in a]
+    assert texts == [s.text for s in scdd.lm.generate(5, steps=4)], "the same texts as `scdd sample` gives"
 
 
-def test_equal_evaluations(scdd: EvalModel) -> None:
+def test_equal_evaluations(scdd: EvalModel, tmp_path: Path) -> None:
     """Rounds after the walk come out of the same budget; a final step that is left out gives one back."""
-    assert len(settings_of(scdd, SamplingSpec(1, 8), 1).grid) - 1 == 8
-    assert len(settings_of(scdd, SamplingSpec(1, 8, final="none"), 1).grid) - 1 == 9
+    assert sampling_plan(scdd, SamplingSpec(1, 8), 1).steps == 8
+    assert sampling_plan(scdd, SamplingSpec(1, 8, final="none"), 1).steps == 9
     with pytest.raises(UserError, match="leaves none"):
-        settings_of(scdd, SamplingSpec(1, 8, sampler="gidd-correct"), 1)
-    assert len(settings_of(scdd, SamplingSpec(1, 70, sampler="gidd-correct"), 1).grid) - 1 == 6
-    assert draw(scdd, SamplingSpec(2, 3, final="none"), ALONE).nfe == [3, 3]
+        sampling_plan(scdd, SamplingSpec(1, 8, sampler="gidd-correct"), 1)
+    assert sampling_plan(scdd, SamplingSpec(1, 70, sampler="gidd-correct"), 1).steps == 6
+    context = MeasureContext(Store(tmp_path))
+    assert [row.nfe for row in draw(context, scdd, SamplingSpec(2, 3, final="none"))] == [3, 3]
 
 
 def test_worth_of_corrections(tmp_path: Path, scdd: EvalModel, ar: EvalModel) -> None:
-    judge = OwnJudge(ar)
-    store = Store(tmp_path)
-    cell = measure_correction(store, scdd, SamplingSpec(6, 4), judge)
-    found = cell.result
+    reference = OwnReferenceLM(ar)
+    context = MeasureContext(Store(tmp_path))
+    found = measure_correction(context, scdd, SamplingSpec(6, 4), reference).result
     assert {"rate", "intrinsic", "excess", "benefit", "ppl_before", "ppl_after", "ppl_uncorrected"} <= set(
         found
     )
     assert found["excess"] == pytest.approx(found["rate"] - found["intrinsic"])
-    again = measure_correction(store, replace(scdd, label="other"), SamplingSpec(6, 4), judge)
+    again = measure_correction(context, replace(scdd, label="other"), SamplingSpec(6, 4), reference)
     assert again.result == found
     assert again.label == "other"
 
 
 def test_refuses_autoregression(tmp_path: Path, ar: EvalModel, checkpoints: dict[str, Path]) -> None:
     with pytest.raises(UserError, match="corrects nothing"):
-        measure_correction(Store(tmp_path), ar, SamplingSpec(2, 2))
+        measure_correction(MeasureContext(Store(tmp_path)), ar, SamplingSpec(2, 2))
     masked = open_model(checkpoints["mdlm"], device="cpu")
-    assert measure_correction(Store(tmp_path), masked, SamplingSpec(2, 2)).result["rate"] == 0.0
+    context = MeasureContext(Store(tmp_path))
+    assert measure_correction(context, masked, SamplingSpec(2, 2)).result["rate"] == 0.0
 
 
-def test_cells_of_other_sampling_defaults_are_not_reused(tmp_path: Path, ar: EvalModel) -> None:
+def test_measurements_of_other_sampling_defaults_are_not_reused(tmp_path: Path, ar: EvalModel) -> None:
     """The recipe beside the weights decides what a command leaves open; editing it must not bring back old texts."""
     folder = tiny.checkpoint(tmp_path / "model")
-    judge, store, way = OwnJudge(ar), Store(tmp_path / "out"), SamplingSpec(3, 4)
+    reference, context, spec = OwnReferenceLM(ar), MeasureContext(Store(tmp_path / "out")), SamplingSpec(3, 4)
 
     def measured() -> list[Measurement]:
-        subject = open_model(folder, "m", device="cpu")
+        model = open_model(folder, "m", device="cpu")
         return [
-            measure_samples(store, subject, way),
-            measure_generation(store, subject, way, judge),
-            measure_correction(store, subject, way),
+            measure_samples(context, model, spec),
+            measure_generation(context, model, spec, reference),
+            measure_correction(context, model, spec),
         ]
 
     before = measured()
-    assert [cell.hash for cell in measured()] == [cell.hash for cell in before]
+    assert [one.hash for one in measured()] == [one.hash for one in before]
     recipe = folder / "recipe.yaml"
     text = recipe.read_text(encoding="utf-8")
     edits = {
@@ -144,21 +159,27 @@ def test_cells_of_other_sampling_defaults_are_not_reused(tmp_path: Path, ar: Eva
         "temperature: 1.0": "temperature: 0.5",
         "top_p: 1.0": "top_p: 0.5",
         "top_k: null": "top_k: 3",
+        "length: null": "length: 20",
+        "tolerance: null": "tolerance: 30.0",
         "final: ancestral": "final: greedy",
         "sampler:\n    kind: ancestral": "sampler:\n    kind: gidd-correct\n    corrections: 2",
     }
-    seen = {cell.hash for cell in before}
+    seen = {one.hash for one in before}
     for old, new in edits.items():
         assert text.count(old) == 1, old
         recipe.write_text(text.replace(old, new), encoding="utf-8")
         after = measured()
-        assert not seen & {cell.hash for cell in after}, new
+        assert not seen & {one.hash for one in after}, new
         assert after[0].result["texts"] != before[0].result["texts"], new
-        seen |= {cell.hash for cell in after}
+        seen |= {one.hash for one in after}
     recipe.write_text(text.replace("steps: 6", "steps: 7"), encoding="utf-8")
-    assert [cell.hash for cell in measured()] == [cell.hash for cell in before], "steps are always asked for"
-    subject = open_model(folder, "m", device="cpu")
+    assert [one.hash for one in measured()] == [one.hash for one in before], "steps are always asked for"
+    model = open_model(folder, "m", device="cpu")
     said = SamplingSpec(
         3, 4, sampler="ancestral", grid="uniform", final="ancestral", top_p=1.0, temperature=1.0
     )
-    assert measure_samples(store, subject, said).hash == before[0].hash, "the same, said aloud"
+    assert measure_samples(context, model, said).hash == before[0].hash, "the same, said aloud"
+    whole = replace(said, length=model.room)
+    assert measure_samples(context, model, whole).hash == before[0].hash, (
+        "so is a length that fills the context"
+    )

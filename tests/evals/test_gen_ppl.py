@@ -14,10 +14,16 @@ import pytest
 from scdd.cli.main import main
 from scdd.core import UserError
 from scdd.data.corpus import discover, documents
-from scdd.evals.gen_ppl import HubJudge, OwnJudge, Scored, gen_ppl, open_judge
-from scdd.evals.likelihood import likelihood
-from scdd.evals.mauve import mauve
-from scdd.evals.subject import EvalModel
+from scdd.evals.measure.likelihood import likelihood
+from scdd.evals.measure.mauve import mauve
+from scdd.evals.measure.model import EvalModel
+from scdd.evals.measure.reference_lm import (
+    HubReferenceLM,
+    OwnReferenceLM,
+    TextNats,
+    gen_ppl,
+    open_reference_lm,
+)
 from tests import tiny
 
 TEXTS = [
@@ -29,30 +35,30 @@ TEXTS = [
 
 
 def test_own_judge_is_the_models_likelihood(ar: EvalModel) -> None:
-    found = OwnJudge(ar).score(TEXTS)
+    found = OwnReferenceLM(ar).score(TEXTS)
     tokens = ar.lm.tokenizer.encode(TEXTS[0])
     row = [ar.lm.tokenizer.bos_id, *tokens]
     assert found[0].tokens == len(tokens)
-    assert found[0].nats == pytest.approx(likelihood(ar.lm.network, None, [row])[0].nats[0], rel=1e-5)
-    assert found[1] == Scored(0.0, 0)
+    assert found[0].nats == pytest.approx(likelihood(ar.lm.network, ar.process, [row])[0].nats[0], rel=1e-5)
+    assert found[1] == TextNats(0.0, 0)
 
 
 def test_own_judge_reads_long_texts_in_windows(ar: EvalModel) -> None:
     """Every token is scored once, with half a window of context at least."""
     text = tiny.TEXT * 3
-    found = OwnJudge(ar).score([text])[0]
+    found = OwnReferenceLM(ar).score([text])[0]
     assert found.tokens == len(ar.lm.tokenizer.encode(text)) > 2 * ar.lm.context
     assert 0 < found.nats / found.tokens < 20
 
 
 def test_a_diffusion_model_is_no_judge(checkpoints: dict[str, Path]) -> None:
     with pytest.raises(UserError, match="must be autoregressive"):
-        open_judge(str(checkpoints["scdd"]))
-    assert isinstance(open_judge(str(checkpoints["ar"])), OwnJudge)
+        open_reference_lm(str(checkpoints["scdd"]))
+    assert isinstance(open_reference_lm(str(checkpoints["ar"])), OwnReferenceLM)
 
 
 def test_perplexity_is_over_tokens_not_texts() -> None:
-    found = gen_ppl([Scored(10.0, 10), Scored(60.0, 30), Scored(0.0, 0)])
+    found = gen_ppl([TextNats(10.0, 10), TextNats(60.0, 30), TextNats(0.0, 0)])
     assert found["ppl"] == pytest.approx(math.exp(70 / 40))
     assert found["low"] <= found["ppl"] <= found["high"]
 
@@ -80,18 +86,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_hub_judge_does_not_mind_the_batch(folder: Path) -> None:
     texts = [*TEXTS, tiny.TEXT * 2]
-    alone, together = (HubJudge(str(folder), batch_size=size).score(texts) for size in (1, 5))
+    alone, together = (HubReferenceLM(str(folder), batch_size=size).score(texts) for size in (1, 5))
     for a, b in zip(alone, together, strict=True):
         assert a.tokens == b.tokens
         assert a.nats == pytest.approx(b.nats, rel=1e-4)
-    assert alone[1] == alone[2] == Scored(0.0, 0), "the first token is given"
+    assert alone[1] == alone[2] == TextNats(0.0, 0), "the first token is given"
 
 
 def test_hub_judge_is_the_chain_rule(folder: Path) -> None:
     """Against the model asked token by token, within one window."""
     import torch
 
-    judge = HubJudge(str(folder))
+    judge = HubReferenceLM(str(folder))
     ids = judge.tokenizer(TEXTS[0], add_special_tokens=False)["input_ids"]
     expected = 0.0
     with torch.no_grad():
@@ -131,9 +137,9 @@ def test_a_gguf_file_judges_as_the_same_model_in_a_folder(tmp_path: Path) -> Non
         json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"})
     )
     texts = [*TEXTS, tiny.TEXT * 2]
-    folder = HubJudge(str(tmp_path))
-    file = open_judge(str(write_gguf(tmp_path / "llama.gguf", model, tokenizer)))
-    assert isinstance(file, HubJudge)
+    folder = HubReferenceLM(str(tmp_path))
+    file = open_reference_lm(str(write_gguf(tmp_path / "llama.gguf", model, tokenizer)))
+    assert isinstance(file, HubReferenceLM)
     assert file.context == folder.context == 32
     for a, b in zip(file.score(texts), folder.score(texts), strict=True):
         assert a.tokens == b.tokens
@@ -141,7 +147,7 @@ def test_a_gguf_file_judges_as_the_same_model_in_a_folder(tmp_path: Path) -> Non
 
 
 def test_hub_judge_scores_every_token_of_a_long_text_once(folder: Path) -> None:
-    judge = HubJudge(str(folder))
+    judge = HubReferenceLM(str(folder))
     text = tiny.TEXT * 2
     count = len(judge.tokenizer(text, add_special_tokens=False)["input_ids"])
     assert count > 2 * judge.context
@@ -159,12 +165,14 @@ def test_generation_is_measured_by_a_hub_judge(
     result = json.loads(capsys.readouterr().out)["result"]
     assert len(result["samples"]) == 3
     assert result["judge"] == folder.name
-    assert result["ppl"] == pytest.approx(gen_ppl(HubJudge(str(folder)).score(result["samples"]))["ppl"])
+    assert result["ppl"] == pytest.approx(
+        gen_ppl(HubReferenceLM(str(folder)).score(result["samples"]))["ppl"]
+    )
 
 
 def test_mauve_tells_other_texts_from_the_same(folder: Path) -> None:
     pytest.importorskip("mauve")
-    judge = HubJudge(str(folder))
+    judge = HubReferenceLM(str(folder))
     words = tiny.TEXT.split()
     rng = Random(0)
     real = [" ".join(words[i % 20 : i % 20 + 6]) for i in range(60)]
@@ -198,9 +206,9 @@ def test_mauve_is_refused_before_anything_is_drawn(
 def test_an_unknown_judge_names_the_cure() -> None:
     pytest.importorskip("transformers")
     with pytest.raises(UserError, match="hub name, folder or"):
-        HubJudge("/nowhere/at/all")
+        HubReferenceLM("/nowhere/at/all")
     with pytest.raises(UserError, match="does not exist"):
-        HubJudge("/nowhere/at/all.gguf")
+        HubReferenceLM("/nowhere/at/all.gguf")
 
 
 @pytest.mark.data
@@ -210,7 +218,7 @@ def test_an_unknown_judge_names_the_cure() -> None:
 )
 def test_a_real_judge_tells_text_from_shuffled_words(data_folder: Path) -> None:
     """SmolLM2-135M finds Wikipedia plausible (PPL about 20) and the same words shuffled not (about 450)."""
-    judge = HubJudge(os.environ["SCDD_JUDGE"], batch_size=4)
+    judge = HubReferenceLM(os.environ["SCDD_JUDGE"], batch_size=4)
     sources = discover([str(data_folder / "wiki-en" / "valid.jsonl.xz")])
     texts = [text[:800] for text, _ in zip(documents(sources), range(16), strict=False)]
     rng = Random(0)
@@ -218,5 +226,5 @@ def test_a_real_judge_tells_text_from_shuffled_words(data_folder: Path) -> None:
     real, mixed = gen_ppl(judge.score(texts)), gen_ppl(judge.score(shuffled))
     assert 12 < real["ppl"] < 32
     assert 300 < mixed["ppl"] < 800
-    few = gen_ppl(HubJudge(os.environ["SCDD_JUDGE"], batch_size=1).score(texts[:3]))
+    few = gen_ppl(HubReferenceLM(os.environ["SCDD_JUDGE"], batch_size=1).score(texts[:3]))
     assert few["nats"] == pytest.approx(real["nats"][:3], rel=1e-3)

@@ -15,11 +15,11 @@ import pytest
 
 from scdd.cli.main import main
 from scdd.core import UserError
-from scdd.evals.answers import ASPECTS, Asker, Server, parse_scores, parse_winner
-from scdd.evals.cells import Store
-from scdd.evals.judge import Matched, denoised, estimate, measure_judge, prompts, verdict
-from scdd.evals.subject import EvalModel, open_model
-from scdd.evals.texts import rows, stream
+from scdd.evals.measure.judge import Matched, estimate_cost, measure_denoised, measure_judge, prompts, verdict
+from scdd.evals.measure.judge_client import ASPECTS, JudgeClient, JudgeServer, parse_scores, parse_winner
+from scdd.evals.measure.model import EvalModel, open_model
+from scdd.evals.measure.store import MeasureContext, Store
+from scdd.evals.measure.texts import rows, stream
 from scdd.samplers.options import GridOptions
 from tests import tiny
 
@@ -102,7 +102,7 @@ LONG, SHORT = (
 
 def test_verdict(server: tuple[Model, str], tmp_path: Path) -> None:
     model, url = server
-    asker = Asker(Server("words", url), tmp_path / "answers.jsonl")
+    asker = JudgeClient(JudgeServer("words", url), tmp_path / "answers.jsonl")
     found = verdict(asker, LONG, SHORT)
     assert found["aspects"]["style"]["first"] == pytest.approx(5.0)
     assert found["aspects"]["style"]["second"] == pytest.approx(7 / 3)
@@ -115,20 +115,20 @@ def test_answers_are_kept(server: tuple[Model, str], tmp_path: Path) -> None:
     """A new process asks nothing again; a line that a kill cut short is asked again, and only that."""
     model, url = server
     memory = tmp_path / "answers.jsonl"
-    found = verdict(Asker(Server("words", url), memory), LONG, SHORT)
+    found = verdict(JudgeClient(JudgeServer("words", url), memory), LONG, SHORT)
     asked = len(model.seen)
-    assert verdict(Asker(Server("words", url), memory), LONG, SHORT) == found
+    assert verdict(JudgeClient(JudgeServer("words", url), memory), LONG, SHORT) == found
     assert len(model.seen) == asked
     memory.write_text(memory.read_text()[:-20])
-    assert verdict(Asker(Server("words", url), memory), LONG, SHORT) == found
+    assert verdict(JudgeClient(JudgeServer("words", url), memory), LONG, SHORT) == found
     assert len(model.seen) == asked + 1
-    assert verdict(Asker(Server("other", url), memory), LONG, SHORT) == found
+    assert verdict(JudgeClient(JudgeServer("other", url), memory), LONG, SHORT) == found
     assert len(model.seen) > asked + 1, "another model is another question"
 
 
 def test_broken_answers_are_asked_again(server: tuple[Model, str], tmp_path: Path) -> None:
     model, url = server
-    asker = Asker(Server("words", url, workers=1), tmp_path / "answers.jsonl")
+    asker = JudgeClient(JudgeServer("words", url, workers=1), tmp_path / "answers.jsonl")
     grading, _, _ = prompts(LONG[:1], SHORT[:1], 0)
     model.spoil = 2
     assert asker.ask(grading[:1], parse_scores)[0]["clarity"] == 5.0
@@ -141,12 +141,12 @@ def test_broken_answers_are_asked_again(server: tuple[Model, str], tmp_path: Pat
 
 def test_a_failing_server_is_tried_again_then_named(server: tuple[Model, str], tmp_path: Path) -> None:
     model, url = server
-    asker = Asker(Server("words", url, workers=1), tmp_path / "answers.jsonl")
+    asker = JudgeClient(JudgeServer("words", url, workers=1), tmp_path / "answers.jsonl")
     model.fail = 1
     grading, pairing, _ = prompts(LONG[:1], SHORT[:1], 0)
     assert asker.ask(grading[:1], parse_scores)[0]["clarity"] == 5.0
     model.fail = 10
-    with pytest.raises(UserError, match="check --base-url"):
+    with pytest.raises(UserError, match="check the address"):
         asker.ask(pairing, parse_winner)
 
 
@@ -180,13 +180,13 @@ def test_order_is_random_and_fair() -> None:
 
 def test_cost_comes_first(server: tuple[Model, str], tmp_path: Path) -> None:
     model, url = server
-    asker = Asker(Server("words", url), tmp_path / "answers.jsonl")
+    asker = JudgeClient(JudgeServer("words", url), tmp_path / "answers.jsonl")
     grading, pairing, _ = prompts(LONG, SHORT, 0)
-    before = estimate(asker, grading, pairing, (1.0, 10.0))
+    before = estimate_cost(asker, grading, pairing, (1.0, 10.0))
     assert (before.calls, len(model.seen)) == (9, 0)
     assert before.cost == pytest.approx((before.prompt_tokens + 10 * before.answer_tokens) / 1e6)
     verdict(asker, LONG, SHORT)
-    assert estimate(asker, grading, pairing).calls == 0
+    assert estimate_cost(asker, grading, pairing).calls == 0
 
 
 def test_both_systems_start_from_the_same_noise(
@@ -196,36 +196,36 @@ def test_both_systems_start_from_the_same_noise(
     tokenizer = scdd.lm.tokenizer
     some = rows(stream(tokenizer, [tiny.TEXT] * 6), tokenizer, 20, 6, whole=True)
     gidd = open_model(checkpoints["gidd"], device="cpu")
-    store, how = Store(tmp_path), Matched(nfe=3)
-    texts = denoised(store, scdd, scdd, some, how), denoised(store, gidd, scdd, some, how)
+    context, how = MeasureContext(Store(tmp_path)), Matched(nfe=3)
+    texts = tuple(measure_denoised(context, model, scdd, some, how) for model in (scdd, gidd))
     assert len(texts[0].result["texts"]) == 6
     assert texts[0].result != texts[1].result
-    same = denoised(Store(tmp_path / "again"), scdd, scdd, some, how, batch_size=2)
+    again = MeasureContext(Store(tmp_path / "again"), batch_size=2)
+    same = measure_denoised(again, scdd, scdd, some, how)
     assert same.result == texts[0].result
-    found = measure_judge(
-        store, scdd, gidd, texts, Asker(Server("words", url), tmp_path / "answers.jsonl"), how
-    )
+    client = JudgeClient(JudgeServer("words", url), tmp_path / "answers.jsonl")
+    found = measure_judge(context, (scdd, gidd), texts, client, how)  # type: ignore[arg-type]
     assert found.result["systems"] == ["scdd", "gidd"]
     with pytest.raises(UserError, match="autoregressive"):
-        denoised(store, ar, scdd, some, how)
+        measure_denoised(context, ar, scdd, some, how)
 
 
 def test_a_system_mends_in_its_own_way(tmp_path: Path, scdd: EvalModel) -> None:
     tokenizer = scdd.lm.tokenizer
     some = rows(stream(tokenizer, [tiny.TEXT] * 6), tokenizer, 20, 6, whole=True)
-    store, how = Store(tmp_path), Matched(nfe=3)
-    plain = denoised(store, scdd, scdd, some, how)
-    greedy = denoised(store, scdd, scdd, some, how, own={"final": "greedy"})
-    assert plain.hash == denoised(store, scdd, scdd, some, how, own={}).hash
+    context, how = MeasureContext(Store(tmp_path)), Matched(nfe=3)
+    plain = measure_denoised(context, scdd, scdd, some, how)
+    greedy = measure_denoised(context, scdd, scdd, some, how, own={"final": "greedy"})
+    assert plain.hash == measure_denoised(context, scdd, scdd, some, how, own={}).hash
     assert plain.hash != greedy.hash
     assert plain.result["texts"] != greedy.result["texts"]
     edited = replace(scdd, lm=copy(scdd.lm))
     edited.lm.sampling = replace(scdd.lm.sampling, temperature=0.3, grid=GridOptions(kind="quadratic"))
-    cooler = denoised(store, edited, scdd, some, how)
+    cooler = measure_denoised(context, edited, scdd, some, how)
     assert cooler.hash != plain.hash, "the recipe's temperature is part of what was asked"
     assert (cooler.settings["temperature"], cooler.settings["grid"]) == (0.3, "uniform")
     with pytest.raises(UserError, match="length of scdd cannot be its own"):
-        denoised(store, scdd, scdd, some, how, own={"length": 9})
+        measure_denoised(context, scdd, scdd, some, how, own={"length": 9})
 
 
 def test_command(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from scdd.core import UserError
-from scdd.evals.likelihood import Likelihood, NelboEstimator, combined, dropped, likelihood
+from scdd.evals.measure.likelihood import NelboEstimator, RowNats, combined, dropped, likelihood
 from scdd.objectives.elbo import nelbo
 from scdd.processes.base import Process
 from scdd.processes.gidd import GIDD
@@ -22,8 +23,10 @@ from tests.samplers.tables import table
 ROWS = [[0, 1, 2, 3, 1], [2, 2, 0, 1], [3, 0, 1, 1, 2, 0]]
 
 
-def measured(process: Process, denoiser: object, rows: list[list[int]], how: NelboEstimator) -> Likelihood:
-    return combined(likelihood(denoiser, process, rows, how, batch_size=256))  # type: ignore[arg-type]
+def measured(
+    process: Process, denoiser: object, rows: list[list[int]], how: NelboEstimator
+) -> SimpleNamespace:
+    return SimpleNamespace(**combined(likelihood(denoiser, process, rows, how, batch_size=256)))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("steps", [None, 2, 10])
@@ -83,7 +86,7 @@ def test_numbers_follow_from_seed_and_index_alone() -> None:
     whole = likelihood(denoiser, process, rows, batch_size=5)
     parts = [
         *likelihood(denoiser, process, rows[:2], batch_size=1),
-        *likelihood(denoiser, process, rows[2:], first=2, batch_size=2),
+        *likelihood(denoiser, process, rows[2:], indices=range(2, 5), batch_size=2),
     ]
     assert [row.index for row in parts] == [row.index for row in whole]
     for a, b in zip(whole, parts, strict=True):
@@ -155,10 +158,11 @@ def test_reference_convention_misses_the_last_step() -> None:
 
 
 def test_per_byte_and_perplexity() -> None:
-    found = Likelihood(nats=2.0, error=0.1, spread=0.2, sequences=3, tokens=10, bytes=40)
-    assert found.ppl == pytest.approx(math.exp(2.0))
-    assert found.bits_per_byte == pytest.approx(2.0 * 10 / 40 / math.log(2))
-    assert found.json()["ppl_error"] == pytest.approx(0.1 * math.exp(2.0))
+    found = combined([RowNats(0, (9.0, 11.0), 5), RowNats(1, (10.0, 10.0), 5)], bytes=40)
+    assert found["ppl"] == pytest.approx(math.exp(2.0))
+    assert found["bits_per_byte"] == pytest.approx(2.0 * 10 / 40 / math.log(2))
+    assert found["error"] == pytest.approx(0.1), "the spread of the two halves"
+    assert found["ppl_error"] == pytest.approx(0.1 * math.exp(2.0))
 
 
 def test_refusals() -> None:

@@ -9,15 +9,24 @@ import torch
 
 from scdd.core import UserError, Vocab
 from scdd.core.rng import CounterRNG
-from scdd.evals.cells import Store
-from scdd.evals.gen_ppl import OwnJudge
-from scdd.evals.measure import measure_recovery, measure_typos, typing_texts
-from scdd.evals.recovery import Repair, Repaired, corrupt, mend, recover, scores, typed_scores, way_of
-from scdd.evals.subject import EvalModel, open_model
-from scdd.evals.texts import rows, stream
-from scdd.evals.typos import KINDS, Piece, mistype, typed
-from scdd.evals.walk import Engine
+from scdd.evals.measure.model import EvalModel, open_model
+from scdd.evals.measure.recovery import (
+    Repaired,
+    corrupt,
+    measure_recovery,
+    measure_typos,
+    recover,
+    token_scores,
+    word_scores,
+)
+from scdd.evals.measure.reference_lm import OwnReferenceLM
+from scdd.evals.measure.specs import RecoverySpec, Repair, repair_name
+from scdd.evals.measure.store import MeasureContext, Store
+from scdd.evals.measure.texts import rows, stream
+from scdd.evals.measure.typos import KINDS, Piece, mistype, typed
+from scdd.evals.measure.walk import StartRows, framed_rows, repaired
 from scdd.processes.scdd import SCDD
+from scdd.samplers.base import Model
 from scdd.schedules.peaked import Peaked
 from tests import tiny
 from tests.evals.worlds import uniform
@@ -46,8 +55,9 @@ def test_corruption_is_exact_and_uniform() -> None:
 def test_a_perfect_denoiser_recovers_all(repair: Repair) -> None:
     process = SCDD(VOCAB, Peaked(0.2))
     x = VOCAB.token(torch.arange(30) % VOCAB.K)
-    found = recover(Engine(Truth(x, VOCAB), process), x.expand(20, -1), 7, repair, framed=False)
-    rates = scores(found, framed=False)
+    rows = StartRows(x.expand(20, -1), None, range(20))
+    found = recover(Model(Truth(x, VOCAB), process), rows, RecoverySpec(7, repair))
+    rates = token_scores(found, framed=False)
     assert {name: rates[name]["value"] for name in rates} == {"touch": 1.0, "recovery": 1.0, "damage": 0.0}
 
 
@@ -55,27 +65,26 @@ def test_outside_the_nucleus_all_is_touched_if_doubts_come_from_it() -> None:
     """x_θ gives every token 0.04 but one, which has the rest: a whole x_θ keeps a standing token of 0.04, a nucleus cannot."""
     logits = torch.full((9, 9), 0.04)
     logits[:, 0] = 0.72
-    engine = Engine(Table(logits.log(), VOCAB), SCDD(VOCAB, Peaked(0.2)))
+    model = Model(Table(logits.log(), VOCAB), SCDD(VOCAB, Peaked(0.2)))
     z = torch.full((200, 10), 5)
-    frozen = torch.zeros_like(z, dtype=torch.bool)
-    stays = {
-        nucleus: (mend(engine, Repair(top_p=0.7, nucleus=nucleus), z, frozen, range(200), 0, 50) == z)
-        for nucleus in (False, True)
-    }
+    rows, stays = StartRows(z, None, range(200)), {}
+    for nucleus in (False, True):
+        repair = Repair(top_p=0.7, nucleus=nucleus)
+        stays[nucleus] = torch.tensor(repaired(model, repair, rows, 0, 50)) == z
     assert not stays[True].any()
     assert stays[False].double().mean() > 0.5
     known = {"steps": 128, "last": 1, "top_p": 0.9, "final": "ancestral", "threshold": None}
-    assert Repair().json() == known, "what older cells are filed under"
-    assert way_of(Repair(nucleus=True).json()) == "1 of 128 steps, nucleus"
+    assert Repair().settled(True) == known, "what older measurements are filed under"
+    assert repair_name(Repair(nucleus=True).settled(True)) == "1 of 128 steps, nucleus"
 
 
 def test_a_clueless_denoiser_damages() -> None:
     """x_θ = u: clean and corrupted tokens look alike to it, so they are touched alike."""
     process = SCDD(VOCAB, Peaked(0.2))
     x = VOCAB.token(torch.arange(40) % VOCAB.K)
-    found = scores(
-        recover(Engine(uniform(VOCAB), process), x.expand(150, -1), 10, Repair(4, 2), framed=False),
-        framed=False,
+    rows = StartRows(x.expand(150, -1), None, range(150))
+    found = token_scores(
+        recover(Model(uniform(VOCAB), process), rows, RecoverySpec(10, Repair(4, 2))), framed=False
     )
     gap = abs(found["touch"]["value"] - found["damage"]["value"])
     assert gap < 4 * (found["touch"]["error"] + found["damage"]["error"])
@@ -85,27 +94,37 @@ def test_a_clueless_denoiser_damages() -> None:
 
 def test_one_pass_is_what_correct_does(scdd: EvalModel) -> None:
     """The rule of `LM.correct(mode="pass")`, at a threshold where some tokens change and some do not."""
-    lm = scdd.lm
-    tokens = lm.tokenizer.encode(tiny.TEXT)[: lm.engine.room]
-    z = torch.tensor([lm.engine.framed(tokens)] * 3)
-    frozen = torch.zeros_like(z, dtype=torch.bool)
-    frozen[:, 0] = frozen[:, -1] = True
-    changed = set()
-    for threshold in (0.9, 0.3, 1e-6):
-        engine = Engine(lm.network, lm.process)
-        found = mend(engine, Repair(threshold=threshold), z, frozen, [0, 1, 2], 0, batch_size=2)
-        assert (found == found[0]).all()
-        mended = lm.correct(lm.tokenizer.decode(tokens), mode="pass", threshold=threshold).text
-        assert lm.engine.text(found[0, 1:-1].tolist()) == mended
-        changed.add(int((found != z).sum()))
+    changed = {one_pass(scdd, Repair(threshold=threshold)) for threshold in (0.9, 0.3, 1e-6)}
     assert len(changed) > 1
+
+
+def test_one_pass_is_what_correct_does_at_its_strength(scdd: EvalModel, timed: EvalModel) -> None:
+    """A network that looks at the time gives other repairs at another strength, and they are filed apart."""
+    repairs = [Repair(threshold=0.5, strength=strength) for strength in (0.1, 0.9)]
+    assert len({one_pass(timed, repair) for repair in repairs}) == 2
+    assert len({one_pass(scdd, repair) for repair in repairs}) == 1
+    assert [repair.settled(True)["strength"] for repair in repairs] == [0.1, 0.9]
+    assert repairs[0].settled(False) == repairs[1].settled(False), "without an effect it is not in the hash"
+
+
+def one_pass(model: EvalModel, repair: Repair) -> str:
+    """The repaired text, the same as `LM.correct` gives."""
+    tokens = model.tokenizer.encode(tiny.TEXT)[: model.room]
+    rows = framed_rows([model.framed(tokens)] * 3, range(3), model.lm.device)
+    done = repaired(model.sampled, repair, rows, batch_size=2)
+    assert done == [done[0]] * 3
+    text, threshold = model.tokenizer.decode(tokens), repair.threshold
+    assert threshold is not None
+    mended = model.lm.correct(text, mode="pass", threshold=threshold, strength=repair.strength).text
+    assert model.text(done[0][1:-1]) == mended
+    return mended
 
 
 def test_scores_by_hand() -> None:
     clean = torch.tensor([[0, 1, 2, 4, 0]])
     noisy = torch.tensor([[0, 5, 6, 4, 0]])
     mended = torch.tensor([[0, 1, 7, 5, 0]])
-    found = scores(Repaired(clean, noisy, mended, noisy != clean))
+    found = token_scores(Repaired(clean, noisy, mended, noisy != clean))
     assert found["touch"]["value"] == 1.0
     assert found["recovery"]["value"] == 0.5
     assert found["damage"]["value"] == 1.0
@@ -148,7 +167,7 @@ def test_words_are_scored_by_the_tokens_under_them() -> None:
         Piece(" runs", "", "repeated word"),
     ]
     before = tokenizer.encode(typed(pieces))
-    untouched = typed_scores([pieces], [before], [before], tokenizer)
+    untouched = word_scores([pieces], [before], [before], tokenizer)
     assert (untouched["touch"]["value"], untouched["recovery"]["value"], untouched["damage"]["value"]) == (
         0,
         0,
@@ -157,22 +176,21 @@ def test_words_are_scored_by_the_tokens_under_them() -> None:
     # every letter a token: the mended text has as many tokens, so it can be laid over the old one
     spelt = [tokenizer.encode(letter)[0] for letter in "The rievr runs runs"]
     mended = [tokenizer.encode(letter)[0] for letter in "The river runs     "]
-    found = typed_scores([pieces], [spelt], [mended], tokenizer)
+    found = word_scores([pieces], [spelt], [mended], tokenizer)
     assert (found["touch"]["value"], found["recovery"]["value"], found["damage"]["value"]) == (1.0, 1.0, 0.0)
     assert found["recovery_by_kind"] == {"swap": 1.0, "repeated word": 1.0}
     spoilt = [tokenizer.encode(letter)[0] for letter in "Thx rievr runs runs"]
-    assert typed_scores([pieces], [spelt], [spoilt], tokenizer)["damage"]["value"] == 0.5
+    assert word_scores([pieces], [spelt], [spoilt], tokenizer)["damage"]["value"] == 0.5
 
 
-def test_cells(tmp_path: Path, scdd: EvalModel, ar: EvalModel) -> None:
+def test_measurements(tmp_path: Path, scdd: EvalModel, ar: EvalModel) -> None:
     tokenizer = scdd.lm.tokenizer
     some = rows(stream(tokenizer, [tiny.TEXT] * 6), tokenizer, 24, 5, whole=True)
-    judge, store = OwnJudge(ar), Store(tmp_path)
-    found = measure_recovery(store, scdd, some, 4, Repair(8, 2), judge).result
+    reference, context = OwnReferenceLM(ar), MeasureContext(Store(tmp_path))
+    found = measure_recovery(context, scdd, some, RecoverySpec(4, Repair(8, 2)), reference).result
     assert found["rows"] == 5
     assert found["ppl_corrupted"]["ppl"] > 0
-    texts = typing_texts(scdd, some)
-    mistyped = measure_typos(store, scdd, texts, 2, Repair(8, 2), judge).result
+    mistyped = measure_typos(context, scdd, some, RecoverySpec(2, Repair(8, 2)), reference).result
     assert {"touch", "recovery", "damage", "errors", "ppl_clean"} <= set(mistyped)
 
 
@@ -184,7 +202,7 @@ def test_refusals(tmp_path: Path, checkpoints: dict[str, Path], scdd: EvalModel)
     tokenizer = scdd.lm.tokenizer
     some = rows(stream(tokenizer, [tiny.TEXT]), tokenizer, 8, 2, whole=True)
     with pytest.raises(UserError, match="smaller K"):
-        measure_recovery(Store(tmp_path), scdd, some, 7, Repair())
+        measure_recovery(MeasureContext(Store(tmp_path)), scdd, some, RecoverySpec(7))
     masked = open_model(checkpoints["mdlm"], device="cpu")
     with pytest.raises(UserError, match="no uniform noise"):
-        measure_recovery(Store(tmp_path), masked, some, 2, Repair())
+        measure_recovery(MeasureContext(Store(tmp_path)), masked, some, RecoverySpec(2))

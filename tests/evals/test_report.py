@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 
 from scdd.cli.main import main
-from scdd.evals import origin, plots
-from scdd.evals.cells import Measurement, Store, read_cells
-from scdd.evals.compare import generation_table, likelihood_table
-from scdd.evals.names import paper_of, text_of, told_apart
-from scdd.evals.report import by_way, gather, quoted
-from scdd.evals.subject import EvalModel
-from scdd.evals.tables import Entry, Table, escaped
-from scdd.evals.texts import split_name
+from scdd.evals.measure.model import EvalModel
+from scdd.evals.measure.store import Measurement, Store, read_measurements
+from scdd.evals.measure.texts import split_name
+from scdd.evals.report import plots, provenance
+from scdd.evals.report.compare import by_budget, generation_table, likelihood_table
+from scdd.evals.report.names import distinct_names, text_of
+from scdd.evals.report.page import quoted
+from scdd.evals.report.paper import paper_of
+from scdd.evals.report.sections import gather
+from scdd.evals.report.tables import Entry, Table, escaped
 from tests import shown, tiny
 
 VERSIONS = {"scdd": "1", "torch": "2"}
@@ -60,22 +62,22 @@ def test_a_cell_keeps_its_names_beside_its_hash(tmp_path: Path, scdd: EvalModel)
     def never() -> dict[str, Any]:
         raise AssertionError("it is there")
 
-    first = Store(tmp_path).cell("kind", scdd, {"a": 1}, lambda: {"value": 1})
+    first = Store(tmp_path).measurement("kind", scdd, {"a": 1}, lambda: {"value": 1})
     assert first.path is not None
     plain = first.path.read_text()
     assert "text" not in json.loads(plain)["made"]
     store = Store(tmp_path)
     for label in ("one", "two"):
-        found = store.cell("kind", replace(scdd, label=label), {"a": 1}, never, "a text")
+        found = store.measurement("kind", replace(scdd, label=label), {"a": 1}, never, "a text")
         assert (found.label, found.hash) == (label, first.hash)
-    held = read_cells(tmp_path)[0]
+    held = read_measurements(tmp_path)[0]
     assert (held.labels, held.made["text"]) == (["one", "two"], "a text"), "new names replace the old"
     assert [cell.label for cell in gather([tmp_path])] == ["one", "two"]
     kept = first.path.read_text()
-    Store(tmp_path).cell("kind", replace(scdd, label="two"), {"a": 1}, never, "a text")
+    Store(tmp_path).measurement("kind", replace(scdd, label="two"), {"a": 1}, never, "a text")
     assert first.path.read_text() == kept
-    Store(tmp_path).cell("kind", scdd, {"a": 1}, never)
-    assert read_cells(tmp_path)[0].labels == [scdd.label]
+    Store(tmp_path).measurement("kind", scdd, {"a": 1}, never)
+    assert read_measurements(tmp_path)[0].labels == [scdd.label]
 
 
 def test_texts_have_names(tmp_path: Path) -> None:
@@ -107,20 +109,20 @@ def test_prepared_texts_are_named_by_what_is_held_out(tmp_path: Path) -> None:
 def test_no_two_numbers_share_a_name() -> None:
     cells = [generated("a"), generated("a", temperature=0.7), generated("a", 16), generated("b")]
     cells[1].result["filters"]["temperature"] = 0.7
-    assert told_apart(cells, lambda cell: cell.settings["nfe"]) == [
+    assert distinct_names(cells, lambda cell: cell.settings["nfe"]) == [
         "a, temperature 1",
         "a, temperature 0.7",
         "a, temperature 1",
         "b",
     ]
-    assert {name: list(row) for name, row in by_way(cells).items()} == {
+    assert {name: list(row) for name, row in by_budget(cells).items()} == {
         "a, temperature 1": [8, 16],
         "a, temperature 0.7": [8],
         "b": [8],
     }
-    counts = by_way([generated("a"), generated("a", num=99)])
+    counts = by_budget([generated("a"), generated("a", num=99)])
     assert list(counts) == ["a, texts 4", "a, texts 99"]
-    same = by_way([generated("a"), generated("a", top_p=0.9)])
+    same = by_budget([generated("a"), generated("a", top_p=0.9)])
     assert len(same) == 2, "equal in effect, and still two cells"
 
 
@@ -161,15 +163,15 @@ def test_recipes_are_told_by_their_differences() -> None:
     labels = ("one", "two", "three", "four", "five")
     cells = [replace(generated(label), made={**MADE, "recipe": others[0]}) for label in labels]
     cells.append(replace(generated("deep"), made={**MADE, "recipe": others[1]}))
-    found = origin.recipes(cells)
+    found = provenance.recipes(cells)
     assert list(found) == ["one, two, three, 2 more", "deep"]
-    table = origin.changed(found)
+    table = provenance.changed(found)
     assert table is not None
     assert [[entry.text for entry in row] for row in table.rows] == [["model.depth", "2", "3"]]
-    assert origin.changed({"one": recipe}) is None
-    assert list(origin.environments(cells).values()) == ["A"]
+    assert provenance.changed({"one": recipe}) is None
+    assert list(provenance.environments(cells).values()) == ["A"]
     elsewhere = replace(cells[0], made={**cells[0].made, "device": "gpu"})
-    assert list(origin.environments([*cells, elsewhere]).values()) == ["A", "B"]
+    assert list(provenance.environments([*cells, elsewhere]).values()) == ["A", "B"]
 
 
 def test_series_can_be_told_apart() -> None:

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from scdd.core import UserError
-from scdd.evals import benchmarks
-from scdd.evals.cells import Store
-from scdd.evals.subject import EvalModel
-from scdd.evals.zero_shot import Question, answers, framed, measure_zero_shot
+from scdd.evals.measure import benchmarks
+from scdd.evals.measure.model import EvalModel
+from scdd.evals.measure.store import MeasureContext, Store
+from scdd.evals.measure.zero_shot import Question, answers, framed, measure_zero_shot
 from scdd.recipe.load import parse
 
 QUESTIONS = [
@@ -99,7 +99,7 @@ def test_missing_files_name_the_cure(files: Path, monkeypatch: pytest.MonkeyPatc
         benchmarks.documents("piqa")
     monkeypatch.delenv(benchmarks.VARIABLE)
     monkeypatch.delenv("SCDD_DATA", raising=False)
-    with pytest.raises(UserError, match="--data or SCDD_BENCHMARKS"):
+    with pytest.raises(UserError, match="or set SCDD_BENCHMARKS"):
         benchmarks.folder()
 
 
@@ -108,11 +108,12 @@ def test_all_seven_tasks(tmp_path: Path, scdd: EvalModel, monkeypatch: pytest.Mo
     tasks = pytest.importorskip("lm_eval.tasks")
     # The harness's own 14,000 task files take seconds to index; the next test leaves them in.
     monkeypatch.setattr(tasks, "TaskManager", partial(tasks.TaskManager, include_defaults=False))
-    found = measure_zero_shot(Store(tmp_path / "a"), scdd, None, None, passes=2).result
+    first, second = (MeasureContext(Store(tmp_path / name), 32) for name in "ab")
+    found = measure_zero_shot(first, scdd, passes=2).result
     assert set(found["tasks"]) == set(benchmarks.NAMES)
     assert all(one["questions"] == 2 for one in found["tasks"].values())
     assert found["monte_carlo_error"] > 0
-    again = measure_zero_shot(Store(tmp_path / "b"), scdd, None, None, passes=2).result
+    again = measure_zero_shot(second, scdd, passes=2).result
     assert again == found, "the ranking is the seed's"
     for name, gold, texts in (
         (
@@ -156,8 +157,8 @@ def test_the_real_files(data_folder: Path, tmp_path: Path, scdd: EvalModel) -> N
     """Official sizes, and a question of each through the harness."""
     pytest.importorskip("lm_eval")
     folder = str(data_folder / "benchmarks")
-    found = measure_zero_shot(Store(tmp_path), scdd, None, folder, passes=2, limit=1).result
+    context = MeasureContext(Store(tmp_path), 32)
+    found = measure_zero_shot(context, scdd, None, folder, passes=2, limit=1).result
     assert set(found["tasks"]) == set(benchmarks.NAMES)
-    with benchmarks.at(folder):
-        sizes = [len(benchmarks.documents(name)) for name in benchmarks.NAMES]
+    sizes = [len(benchmarks.documents(name, folder)) for name in benchmarks.NAMES]
     assert sizes == [2376, 1172, 3270, 10042, 500, 1838, 1267]

@@ -1,29 +1,28 @@
-"""What the verbs of `scdd eval` share: ranks, the store, progress bars, texts, and how results are shown."""
+"""What the verbs of `scdd eval` share: options, ranks, the store, progress bars, and how results are shown."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from scdd.cli.eval_systems import System, parse_system, parse_systems
 from scdd.core.errors import UserError
 
 if TYPE_CHECKING:
-    from scdd.data.shards import TokenStream
-    from scdd.evals.cells import Measurement, Store
-    from scdd.evals.gen_ppl import Judge
-    from scdd.evals.subject import EvalModel
-    from scdd.evals.systems import System
-    from scdd.evals.tables import Table
-    from scdd.evals.texts import Rows
-    from scdd.training.parallel import World
+    from scdd.evals.measure.model import EvalModel
+    from scdd.evals.measure.reference_lm import ReferenceLM
+    from scdd.evals.measure.store import Measurement, Store
+    from scdd.evals.report.tables import Table
 
+N = TypeVar("N", int, float)
 SYSTEM = "[NAME=]CHECKPOINT[,KEY=VALUE…]"
 Models = Annotated[
     list[str] | None,
@@ -31,7 +30,7 @@ Models = Annotated[
         "--model",
         metavar=SYSTEM,
         help="Checkpoint folder, run folder or Hub id, may be repeated; keys: sampler, process, top_p, temperature, "
-        "top_k, grid, final, length. Default: the bundled model.",
+        "top_k, tolerance, grid, final, length, seed. Default: the bundled model.",
     ),
 ]
 Texts = Annotated[
@@ -44,20 +43,15 @@ Texts = Annotated[
     ),
 ]
 Field = Annotated[str, typer.Option(help="Field of JSON lines or dataset rows that holds the text.")]
-Out = Annotated[
-    Path | None,
-    typer.Option(
-        help="Folder for the results; default: eval/ in the run folder. What is there is not measured again."
-    ),
-]
-Judged = Annotated[
-    str | None,
-    typer.Option(
-        "--judge",
-        metavar="NAME|PATH",
-        help="Causal LM that judges texts: hub name, folder, .gguf file, or our own AR checkpoint.",
-    ),
-]
+Limit = Annotated[int | None, typer.Option(help="Use so many rows of the text only.")]
+Length = Annotated[int | None, typer.Option(help="Tokens in a row; default: the model's context.")]
+JUDGE = typer.Option(
+    metavar="NAME|PATH",
+    help="Causal LM that judges texts: hub name, folder, .gguf file, or our own AR checkpoint.",
+)
+Judge = Annotated[str | None, JUDGE]
+NeededJudge = Annotated[str, JUDGE]
+JudgeBatchSize = Annotated[int, typer.Option(help="Texts that the judge reads at a time.")]
 NUM = ("--num", "--samples")  # torchrun takes --num for the beginning of an option of its own
 Num = Annotated[
     int | None,
@@ -66,220 +60,182 @@ Num = Annotated[
     ),
 ]
 Budgets = Annotated[str, typer.Option("--steps", metavar="N,N…", help="Network evaluations of each sample.")]
-BatchSize = Annotated[int, typer.Option(help="Texts at a time; changes speed and memory only.")]
-Seed = Annotated[int, typer.Option(help="Everything random follows from it, on any number of ranks.")]
-Device = Annotated[str | None, typer.Option(help="cuda or cpu; cuda where there is one.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object a line, one line a measurement.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
+Looks = Annotated[int, typer.Option(help="Times at which each row is looked at; even.")]
 Changes = Annotated[
     list[str] | None,
     typer.Option(
         "--set", metavar="KEY=VALUE", help="Change the recipe's sampling, e.g. sampling.sampler.eta=0.02."
     ),
 ]
-Limit = Annotated[int | None, typer.Option(help="Use so many rows of the text only.")]
-Length = Annotated[int | None, typer.Option(help="Tokens in a row; default: the model's context.")]
-Corpus = Annotated[str, typer.Option(help="Which of the paper's corpora to print beside ours: LM1B or OWT.")]
+
+
+def _known_corpus(name: str) -> str:
+    """Refuse a corpus that the paper has no numbers for."""
+    if name not in CORPORA:
+        raise UserError(f"--corpus {name} is not one of the paper's: choose {' or '.join(CORPORA)}.")
+    return name
+
+
+CORPORA = ("LM1B", "OWT")
+Corpus = Annotated[
+    str,
+    typer.Option(
+        callback=_known_corpus, help="Which of the paper's corpora to print beside ours: LM1B or OWT."
+    ),
+]
+
+
+def shared_options(
+    seed: Annotated[int, typer.Option(help="Everything random follows from it, on any number of ranks.")] = 0,
+    batch_size: Annotated[int, typer.Option(help="Texts at a time; changes speed and memory only.")] = 16,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for the results; default: eval/ in the run folder. What is there is not measured again."
+        ),
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cuda or cpu; cuda where there is one.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bars.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object a line, one line a measurement.")
+    ] = False,
+) -> None:
+    """The options that every verb has; a verb is given the session that they open."""
 
 
 @dataclass
 class Session:
-    """This rank, its store, and whether somebody watches."""
+    """This rank's store and device, who watches, and what has been measured so far."""
 
-    world: World
     store: Store
+    seed: int
+    batch_size: int
     live: bool
+    as_json: bool
+    measured: list[Measurement] = field(default_factory=list)
 
-    @contextmanager
-    def bar(self, what: str, total: int | None) -> Iterator[Callable[[int], None]]:
-        """A progress bar on stderr; what it gives is to be told how many are done."""
-        if not self.live:
-            yield lambda done: None
+    def default_num(self, num: int | None) -> int:
+        """How many samples."""
+        from scdd.evals.measure.generation import usual_num
+
+        return usual_num(self.store.world.device) if num is None else num
+
+    def opened(
+        self, systems: list[str] | None, changes: list[str] | None = None
+    ) -> Iterator[tuple[System, EvalModel]]:
+        """The systems that were named, one after the other, loaded onto this rank's device."""
+        from scdd.evals.measure.model import open_model
+
+        place = {"device": str(self.store.world.device), "overrides": changes or ()}
+        for one in parse_systems(systems):
+            yield one, open_model(one.source, one.label, process=one.process, **place)  # type: ignore[arg-type]
+
+    def reference(self, name: str | None, batch_size: int) -> ReferenceLM | None:
+        """The language model that `--judge` names, on this rank's device."""
+        from scdd.evals.measure.reference_lm import open_reference_lm
+
+        return None if name is None else open_reference_lm(name, self.store.world.device, batch_size)
+
+    def measure(
+        self, what: str, total: int | None, function: Callable[..., Measurement], *arguments: Any
+    ) -> Measurement:
+        """`function` of `asked`, under a bar that says `what`; collected, to be shown in the end."""
+        from scdd.evals.measure.progress import bar
+        from scdd.evals.measure.store import MeasureContext
+
+        each = None if total is None else -(-total // self.store.world.size)
+        with bar(what, each, self.live) as watch:
+            one = function(MeasureContext(self.store, self.batch_size, watch), *arguments)
+        self.measured.append(one)
+        return one
+
+    def of_kind(self, kind: str) -> list[Measurement]:
+        """What has been measured of a kind."""
+        return [one for one in self.measured if one.kind == kind]
+
+    def show(self, corpus: str = "OWT", *more: Table) -> None:
+        """The report's tables of what was measured on rank 0's standard output, or the measurements as JSON lines."""
+        from scdd.evals.report.sections import sections
+
+        if not self.store.world.is_main:
             return
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-            task = progress.add_task(what, total=None if total is None else -(-total // self.world.size))
-            yield lambda done: progress.advance(task, done)
-
-    def judge(self, name: str | None, batch_size: int) -> Judge | None:
-        """The judge on this rank's device."""
-        if name is None:
-            return None
-        from scdd.evals.gen_ppl import open_judge
-
-        return open_judge(name, self.world.device, batch_size)
+        if self.as_json:
+            for kind in dict.fromkeys(one.kind for one in self.measured):
+                for one in self.of_kind(kind):
+                    print(json.dumps(one.json(), ensure_ascii=False))
+            return
+        tables = [table for section in sections(self.measured, corpus) for table in section.tables]
+        if sys.stdout.isatty():
+            _print_rich([*tables, *more])
+        else:
+            print("\n".join(table.markdown() for table in (*tables, *more)))
 
 
-@contextmanager
-def session(
-    out: Path | None, models: Sequence[str], device: str | None, quiet: bool, as_json: bool
-) -> Iterator[Session]:
-    """Join the ranks and open the store."""
-    from scdd.evals.cells import Store
-    from scdd.training.parallel import world
+def with_session(batch_size: int = 16) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make a command of a function that takes a session: the session's place is taken by the options that open it."""
 
-    folder = out if out is not None else default_out(models)
-    with world("auto", device) as here:
-        live = here.is_main and sys.stderr.isatty() and not quiet and not as_json
-        yield Session(here, Store(folder, here), live)
+    def command_of(function: Callable[..., None]) -> Callable[..., None]:
+        own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
+        shared = dict(inspect.signature(shared_options, eval_str=True).parameters)
+        shared["batch_size"] = shared["batch_size"].replace(default=batch_size)
+
+        @functools.wraps(function)
+        def command(**given: Any) -> None:
+            from scdd.evals.measure.store import Store
+            from scdd.training.parallel import world
+
+            seed, size, out, device, quiet, as_json = (given.pop(name) for name in shared)
+            with world("auto", device) as here:  # join the ranks
+                live = here.is_main and sys.stderr.isatty() and not quiet and not as_json
+                store = Store(out or default_out(given.get("model") or []), here)
+                function(Session(store, seed, size, live, as_json), **given)
+
+        options = [option.replace(kind=option.KEYWORD_ONLY) for option in (*own, *shared.values())]
+        command.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+        command.__annotations__ = {option.name: option.annotation for option in options}
+        return command
+
+    return command_of
 
 
 def default_out(models: Sequence[str]) -> Path:
     """eval/ in the run folder of the only model, or eval/ here."""
-    from scdd.evals.systems import parse_system
-
-    if len(models) == 1:
-        source = parse_system(models[0]).source
-        if source is not None and Path(source).is_dir():
-            return Path(source) / "eval"
-    return Path("eval")
+    source = parse_system(models[0]).source if len(models) == 1 else "bundled"
+    return Path(source) / "eval" if source != "bundled" and Path(source).is_dir() else Path("eval")
 
 
-def budgets(text: str, name: str = "--steps") -> list[int]:
-    """Numbers of a comma-separated list."""
-    try:
-        found = [int(part) for part in text.split(",") if part.strip()]
-    except ValueError:
-        found = []
-    if not found or min(found) < 1:
-        raise UserError(f"{name} {text} is no list of positive numbers: write 32,64,128.")
-    return found
-
-
-def numbers(text: str | None, name: str) -> list[float | None]:
-    """As `budgets`, for temperatures and masses; [None] where nothing was asked for."""
+def parse_numbers(text: str | None, name: str, kind: type[N]) -> list[N]:
+    """The numbers of a comma-separated list; none where nothing is asked for."""
     if text is None:
-        return [None]
+        return []
+    example, least = ("32,64,128", 1) if kind is int else ("0.8,0.9,1.0", 0)
     try:
-        return [float(part) for part in text.split(",") if part.strip()] or [None]
-    except ValueError as error:
-        raise UserError(f"{name} {text} is no list of numbers: write 0.8,0.9,1.0.") from error
+        numbers = [kind(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < least:
+        raise UserError(f"{name} {text} is no list of positive numbers: write {example}.")
+    return numbers
 
 
-def default_num(num: int | None, here: World) -> int:
-    """How many samples."""
-    return num if num is not None else 1024 if here.device.type == "cuda" else 64
-
-
-def stream_of(subject: EvalModel, paths: Sequence[str] | None, field: str) -> tuple[TokenStream, str]:
-    """The texts that were named, or else the validation data of the model's recipe, and what they are called."""
-    from scdd.evals.texts import open_stream, split_name
-
-    if paths:
-        names, places = zip(*map(split_name, paths), strict=True)
-        return open_stream(places, subject.lm.tokenizer, field), " + ".join(names)
-    from scdd.assemble import training as build
-    from scdd.recipe import load as recipe
-
-    if subject.recipe is None:
-        raise UserError(f"{subject.label} says nothing of its data: name a text with --text.")
-    spec = recipe.loads(subject.recipe)
-    try:
-        held = build.corpus(spec, subject.lm.tokenizer.to_str()).valid
-    except UserError as error:
-        raise UserError(
-            f"The validation data of {subject.label} cannot be had, so name a text with --text ({error})"
-        ) from error
-    if held is None:
-        raise UserError(f"The data of {subject.label} has no validation split: name a text with --text.")
-    return held, f"{Path(spec.data.path).name} (validation)"
-
-
-def rows_of(
-    subject: EvalModel,
-    paths: Sequence[str] | None,
-    field: str,
-    limit: int | None,
-    length: int | None,
-    whole: bool = False,
-) -> Rows:
-    """Framed rows of the texts, as long as the model's context or `length`."""
-    from scdd.evals.texts import rows
-
-    source, name = stream_of(subject, paths, field)
-    found = rows(source, subject.lm.tokenizer, length or subject.lm.context, limit, whole)
-    return replace(found, name=name)
-
-
-def show(here: World, cells: Sequence[Measurement], tables: Sequence[Table], as_json: bool) -> None:
-    """Tables on rank 0's standard output, or the cells as JSON lines."""
-    if not here.is_main:
-        return
-    if as_json:
-        for cell in cells:
-            print(json.dumps(cell.json(), ensure_ascii=False))
-        return
-    if not sys.stdout.isatty():
-        for table in tables:
-            print(table.markdown())
-        return
+def _print_rich(tables: Sequence[Table]) -> None:
+    """Tables for a terminal: bold and dim in place of Markdown's marks."""
+    from rich import box
     from rich.console import Console
+    from rich.table import Table as RichTable
+    from rich.text import Text
 
     console = Console()
     for table in tables:
-        console.print(_rich(table))
+        drawn = RichTable(title=table.title, title_justify="left", box=box.SIMPLE_HEAD)
+        for i, name in enumerate(table.head):
+            drawn.add_column(name, justify="left" if i == 0 else "right")
+        for row in table.rows:
+            texts = [Text(entry.text, style="bold" if entry.bold else "") for entry in row]
+            for text, entry in zip(texts, row, strict=True):
+                text.append(f" [{entry.paper}]" if entry.paper else "", style="dim")
+            drawn.add_row(*texts)
+        console.print(drawn)
         for note in table.notes:
             console.print(note, style="dim", markup=False, highlight=False)
         console.print()
-
-
-def _rich(table: Table) -> Any:
-    from rich import box
-    from rich.table import Table as Drawn
-    from rich.text import Text
-
-    drawn = Drawn(title=table.title, title_justify="left", box=box.SIMPLE_HEAD)
-    for i, name in enumerate(table.head):
-        drawn.add_column(name, justify="left" if i == 0 else "right")
-    for row in table.rows:
-        texts = []
-        for entry in row:
-            text = Text(entry.text, style="bold" if entry.bold else "")
-            if entry.paper:
-                text.append(f" [{entry.paper}]", style="dim")
-            texts.append(text)
-        drawn.add_row(*texts)
-    return drawn
-
-
-def systems_of(models: list[str] | None) -> list[System]:
-    """The systems that were named, each under a name of its own."""
-    from scdd.evals.systems import parse_system
-
-    found = [parse_system(text) for text in models or ["bundled"]]
-    labels = [system.label for system in found]
-    twice = next((label for label in labels if labels.count(label) > 1), None)
-    if twice is not None:
-        raise UserError(f"Two systems are called {twice}: name them apart, as in a={twice} b={twice}.")
-    return found
-
-
-def no_way(system: System, why: str) -> None:
-    """Refuse choices of a sampler where they would have no effect."""
-    if system.way:
-        raise UserError(f"{', '.join(system.way)} of {system.label} would have no effect, {why}.")
-
-
-def opened(system: System, here: Session, changes: list[str] | None = None) -> EvalModel:
-    """The system, loaded onto this rank's device."""
-    return system.open(str(here.world.device), changes or ())
-
-
-def required(judge: str | None) -> str:
-    """The judge's name; refused if there is none."""
-    if not judge:
-        raise UserError(
-            "Generative perplexity needs a judge: name one with --judge (the paper's is gpt2-large)."
-        )
-    return judge
-
-
-def check_corpus(corpus: str) -> None:
-    """Refuse a corpus that the paper has no numbers for."""
-    from scdd.evals.paper import CORPORA
-
-    if corpus not in CORPORA:
-        raise UserError(f"--corpus {corpus} is not one of the paper's: choose {' or '.join(CORPORA)}.")

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from scdd.cli.eval_session import Corpus
 from scdd.core.errors import UserError
 
 
@@ -18,9 +19,7 @@ def report(
         Path, typer.Option(help="Where the report goes: the page .html, and the same as .md beside it.")
     ] = Path("report.html"),
     title: Annotated[str, typer.Option(help="Its heading.")] = "scdd: measurements",
-    corpus: Annotated[
-        str, typer.Option(help="Which of the paper's corpora to print beside ours: LM1B or OWT.")
-    ] = "OWT",
+    corpus: Corpus = "OWT",
     against: Annotated[
         list[str] | None,
         typer.Option(
@@ -30,19 +29,12 @@ def report(
     ] = None,
 ) -> None:
     """Gather measurements into tables and figures: one self-contained HTML page, and Markdown."""
-    from scdd.evals.paper import CORPORA
-    from scdd.evals.report import markdown, page
+    from scdd.evals.report.page import markdown, page
 
     if out.suffix != ".html":
         raise UserError(f"--out {out} is no page: give a name that ends in .html.")
-    if corpus not in CORPORA:
-        raise UserError(f"--corpus {corpus} is not one of the paper's: choose {' or '.join(CORPORA)}.")
-    named = against or []
-    texts = {
-        out: page(title, runs, corpus, named),
-        out.with_suffix(".md"): markdown(title, runs, corpus, named),
-    }
-    for path, text in texts.items():
+    arguments = (title, runs, corpus, against or [])
+    for path, text in ((out, page(*arguments)), (out.with_suffix(".md"), markdown(*arguments))):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
         typer.echo(f"wrote {path}")

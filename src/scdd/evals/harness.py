@@ -7,7 +7,7 @@ from importlib import import_module
 
 def main() -> None:
     """As `lm_eval`."""
-    import_module("scdd.evals.lm_eval_model")
+    import_module("scdd.evals.measure.lm_eval_model")
     import_module("lm_eval.__main__").cli_evaluate()
 
 

@@ -1,0 +1,79 @@
+"""`scdd.evaluate`: what `scdd eval` measures, from Python and several at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from scdd.core.errors import UserError
+from scdd.evals.measure.generation import measure_correction, measure_generation, usual_num
+from scdd.evals.measure.likelihood import NelboEstimator, measure_likelihood
+from scdd.evals.measure.model import EvalModel, open_model
+from scdd.evals.measure.progress import bar, somebody_watches
+from scdd.evals.measure.recovery import measure_recovery, measure_typos
+from scdd.evals.measure.reference_lm import ReferenceLM, open_reference_lm
+from scdd.evals.measure.specs import RecoverySpec, SamplingSpec
+from scdd.evals.measure.store import MeasureContext, Measurement, Store
+from scdd.evals.measure.texts import Rows, text_rows
+from scdd.evals.measure.zero_shot import measure_zero_shot
+from scdd.lm.model import LM
+from scdd.training.parallel import World
+
+Measure = Literal["likelihood", "generation", "correction", "recovery", "typos", "zero-shot"]
+ERRORS, ROWS = 20, 128  # of recovery, as in the paper's table
+
+
+def evaluate(
+    model: str | Path | LM | EvalModel | None = None,
+    measures: Sequence[Measure] = ("likelihood",),
+    *,
+    text: str | Path | Sequence[str | Path] | None = None,
+    reference_lm: str | Path | ReferenceLM | None = None,
+    sampling: SamplingSpec | None = None,
+    out: str | Path = "eval",
+    batch_size: int = 16,
+    progress: bool | None = None,
+) -> list[Measurement]:
+    """Measure a model; a measurement for each of `measures`, in their order.
+
+    `model` is a checkpoint as `scdd.load` takes it, or a loaded one; None is the bundled model. `text` (files, folders,
+    hf:NAME) is what likelihood and recovery are about, by default the validation data of the model's recipe.
+    `reference_lm` scores texts: a hub name, a folder, a .gguf file or an autoregressive checkpoint of our own; generation
+    needs it, correction and recovery tell more with it. `sampling` says how texts are drawn, and holds the seed of
+    everything. Finished measurements are kept in the folder `out` and not made again; `scdd report` makes a page of them.
+    `progress` shows bars, by default where somebody sees them.
+    """
+    unknown = next((measure for measure in measures if measure not in get_args(Measure)), None)
+    if unknown is not None:
+        raise UserError(f"There is no measure {unknown!r}: choose from {', '.join(get_args(Measure))}.")
+    if "generation" in measures and reference_lm is None:
+        raise UserError("Generative perplexity needs a reference LM: name one (the paper's is gpt2-large).")
+    opened = model if isinstance(model, EvalModel) else open_model(model)
+    device = opened.lm.device
+    spec = sampling or SamplingSpec(usual_num(device))
+    scorer: Any = reference_lm
+    if isinstance(reference_lm, str | Path):
+        scorer = open_reference_lm(str(reference_lm), device)
+    paths = [text] if isinstance(text, str | Path) else text
+
+    @cache
+    def rows(limit: int | None = None) -> Rows:
+        return text_rows(opened, paths, limit=limit, whole=limit is not None)
+
+    recovery = RecoverySpec(ERRORS, seed=spec.seed)
+    functions: dict[str, Callable[[MeasureContext], Measurement]] = {
+        "likelihood": lambda c: measure_likelihood(c, opened, rows(), NelboEstimator(seed=spec.seed)),
+        "generation": lambda c: measure_generation(c, opened, spec, scorer),
+        "correction": lambda c: measure_correction(c, opened, spec, scorer),
+        "recovery": lambda c: measure_recovery(c, opened, rows(ROWS), recovery, scorer),
+        "typos": lambda c: measure_typos(c, opened, rows(ROWS), recovery, scorer),
+        "zero-shot": lambda c: measure_zero_shot(c, opened, seed=spec.seed),
+    }
+    store, live = Store(out, World(device=device)), somebody_watches() if progress is None else progress
+    measured = []
+    for measure in measures:
+        with bar(f"{measure} of {opened.label}", None, live) as watch:
+            measured.append(functions[measure](MeasureContext(store, batch_size, watch)))
+    return measured

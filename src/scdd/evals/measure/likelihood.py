@@ -1,0 +1,249 @@
+"""The negative ELBO of a text, whole: every step of the grid or all of (0, 1), reconstruction included, with its errors.
+
+Two errors, two questions. `error` is the Monte-Carlo error of this very text's NELBO; `spread` is the error of the mean
+over a corpus of which these sequences are a sample (it contains the first). Every sequence is looked at `looks` times:
+in two independent halves, each spread evenly over the times, so the difference of the halves tells the Monte-Carlo
+error without bias however few looks there are.
+
+`convention="reference"` is what public code reports, so that published numbers can be compared with: the cross-entropies
+of `eq:loss_zt` without the constants, t uniform on the grid, i = 1 never drawn, t = 1 moved off the end. It is not the
+ELBO (the last step is missing), and its variance is large.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from scdd.core import UserError
+from scdd.core.denoiser import Denoiser
+from scdd.core.rng import CounterRNG, derive_seed, uniforms
+from scdd.evals.measure import stats
+from scdd.evals.measure.model import EvalModel
+from scdd.evals.measure.progress import Watch, unwatched
+from scdd.evals.measure.store import MeasureContext, Measurement, fingerprint, shared
+from scdd.evals.measure.texts import Rows
+from scdd.objectives.ar import ArObjective
+from scdd.objectives.base import BatchSlice
+from scdd.objectives.times import Times, TimeSampler, nelbo_densities
+from scdd.ops.elbo import elbo
+from scdd.processes.autoregressive import Autoregressive
+from scdd.processes.base import Process
+from scdd.processes.gidd import GIDD
+
+Convention = Literal["exact", "reference"]
+REPLICATES = 2
+
+
+@dataclass(frozen=True)
+class NelboEstimator:
+    """How a NELBO is estimated. `steps`: T of the grid, None for continuous time."""
+
+    steps: int | None = None
+    looks: int = 8
+    convention: Convention = "exact"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.looks < REPLICATES or self.looks % REPLICATES:
+            raise UserError(f"looks is {self.looks}: give an even number of at least 2, for the error bars.")
+        if self.steps is not None and self.steps < 2:
+            raise UserError(
+                f"The grid has {self.steps} steps: give at least 2, or leave it out for continuous time."
+            )
+        if self.convention not in ("exact", "reference"):
+            raise UserError(f"The convention is {self.convention!r}: choose exact or reference.")
+        if self.convention == "reference" and self.steps is None:
+            raise UserError("The reference convention is a grid's: give its steps (the paper's are 1000).")
+
+
+EXACT = NelboEstimator()
+
+
+@dataclass(frozen=True)
+class RowNats:
+    """One sequence: its estimates in nats, one a replicate, and how many tokens they are over."""
+
+    index: int
+    nats: tuple[float, ...]
+    tokens: int
+
+    @property
+    def mean(self) -> float:
+        """The estimate."""
+        return sum(self.nats) / len(self.nats)
+
+    @property
+    def variance(self) -> float:
+        """Of the estimate; 0 for a single number, which is exact."""
+        count, mean = len(self.nats), self.mean
+        return sum((value - mean) ** 2 for value in self.nats) / max(count - 1, 1) / count
+
+
+def combined(rows: Sequence[RowNats], bytes: int | None = None) -> dict[str, Any]:
+    """All sequences together, whatever rank they come from: nats per token, perplexity, bits per byte of text.
+
+    `error` is Monte Carlo's, `spread` that of the sequences as a sample.
+    """
+    if not rows:
+        raise UserError("There is no text to take the likelihood of: give one with at least a token.")
+    tokens = sum(row.tokens for row in rows)
+    nats, spread, sequences = stats.ratio([row.mean for row in rows], [row.tokens for row in rows])
+    error, ppl = math.sqrt(sum(row.variance for row in rows)) / tokens, stats.exp(nats)
+    return {
+        **{"nats": nats, "error": error, "spread": spread},
+        **{"sequences": sequences, "tokens": tokens, "bytes": bytes},
+        **{"ppl": ppl, "ppl_error": ppl * error, "ppl_spread": ppl * spread},
+        "bits_per_byte": None if not bytes else nats * tokens / bytes / math.log(2),
+    }
+
+
+@torch.no_grad()
+def likelihood(
+    denoiser: Denoiser,
+    process: Process | Autoregressive,
+    rows: Sequence[Sequence[int]],
+    estimator: NelboEstimator = EXACT,
+    indices: Sequence[int] | None = None,
+    batch_size: int = 16,
+    watch: Watch = unwatched,
+) -> list[RowNats]:
+    """The NELBO of sequences number 0, 1, … or `indices` (the number decides their random times and noise).
+
+    Every token counts, [BOS] and [EOS] of a packed block included, as in training. Of an autoregressive model
+    the number is exact and a sequence's first token is given.
+    """
+    every = range(len(rows)) if indices is None else indices
+    estimates = []
+    for start in range(0, len(rows), batch_size):
+        batch, numbers = rows[start : start + batch_size], list(every[start : start + batch_size])
+        x, documents = padded(batch, denoiser.head.weight.device)
+        if isinstance(process, Autoregressive):
+            part = BatchSlice(0, 0, 0, len(batch), len(batch))
+            nats, given = ArObjective(process).evaluate(denoiser, x, documents, part).nats[:, None], 1
+        else:
+            nats, given = _estimates(denoiser, process, x, documents, numbers, estimator), 0
+        for index, values, row in zip(numbers, nats.tolist(), batch, strict=True):
+            estimates.append(RowNats(index, tuple(values), len(row) - given))
+        watch(len(batch))
+    return estimates
+
+
+def measure_likelihood(
+    context: MeasureContext, model: EvalModel, rows: Rows, estimator: NelboEstimator = EXACT
+) -> Measurement:
+    """The likelihood of framed rows (`tab:valppl`)."""
+
+    def nats(own: Sequence[list[int]], mine: range) -> list[RowNats]:
+        network, size = model.lm.network, context.batch_size
+        return likelihood(network, model.process, own, estimator, mine, size, context.watch)
+
+    def run() -> dict[str, Any]:
+        return combined(shared(rows.rows, nats, context.world), rows.bytes)
+
+    # An autoregressive model's number is exact: it has no looks to set.
+    settings = {"text": fingerprint(rows.rows), **({} if model.autoregressive else asdict(estimator))}
+    return context.store.measurement("likelihood", model, settings, run, rows.name)
+
+
+def padded(rows: Sequence[Sequence[int]], device: torch.device | str) -> tuple[Tensor, Tensor | None]:
+    """Tokens [B, L], and documents [B, L] with −1 at padding, or None where nothing is padded."""
+    lengths = [len(row) for row in rows]
+    if min(lengths) < 1:
+        raise UserError("A sequence has no token: leave empty texts out.")
+    longest = max(lengths)
+    x = torch.tensor([[*row, *[row[0]] * (longest - len(row))] for row in rows], device=device)
+    if min(lengths) == longest:
+        return x, None
+    real = torch.arange(longest, device=device) < torch.tensor(lengths, device=device)[:, None]
+    return x, torch.where(real, 0, -1)
+
+
+def _estimates(
+    denoiser: Denoiser,
+    process: Process,
+    x: Tensor,
+    documents: Tensor | None,
+    indices: Sequence[int],
+    estimator: NelboEstimator,
+) -> Tensor:
+    """[B, REPLICATES]: unbiased estimates of each row's NELBO."""
+    total = torch.zeros((len(x), REPLICATES), dtype=torch.float64, device=x.device)
+    each, seed = estimator.looks // REPLICATES, derive_seed(estimator.seed, "corrupt")
+    for look, (t, s, weight) in enumerate(_times(process, indices, estimator, x.device)):
+        samples = torch.tensor(indices, device=x.device) * estimator.looks + look
+        z_t = process.corrupt(x, t, CounterRNG(seed, samples, x.device))
+        hidden = denoiser.hidden(z_t, t, documents).flatten(0, 1)
+        coefficients = process.elbo_coefficients(x, z_t, t, s).flatten(x.shape)
+        _, flat = elbo(hidden, denoiser.head, x.flatten(), z_t.flatten(), coefficients)
+        losses = flat.view(x.shape).double()
+        if estimator.convention == "reference":
+            assert s is not None
+            losses = losses - dropped(process, x, z_t, s, t)
+        if documents is not None:
+            losses = losses.where(documents >= 0, 0.0)
+        total[:, look // each] += weight * losses.sum(1) / each
+    return total
+
+
+def _times(
+    process: Process, indices: Sequence[int], estimator: NelboEstimator, device: torch.device
+) -> Iterator[Times]:
+    """Times [B] of each look. A replicate's looks share one offset a row, and so divide [0, 1) evenly."""
+    source = CounterRNG(derive_seed(estimator.seed, "times"), indices, device)
+    each = estimator.looks // REPLICATES
+    if estimator.convention == "reference":
+        assert estimator.steps is not None
+        for u in uniforms((len(indices), estimator.looks), source).unbind(1):
+            yield _reference_times(u, estimator.steps)
+        return
+    samplers = [TimeSampler(density, estimator.steps) for density in nelbo_densities(process).mixture]
+    counts = [each - max(1, each // 4), max(1, each // 4)]
+    offsets = uniforms((len(indices), REPLICATES, 2), source)
+    for replicate in range(REPLICATES):
+        for k, sampler in enumerate(samplers):
+            for stratum in range(counts[k]):
+                at = sampler.at((offsets[:, replicate, k] + stratum) / counts[k])
+                yield Times(at.t, at.s, 1.0 / _chance(samplers, counts, at))
+
+
+def _chance(samplers: Sequence[TimeSampler], counts: Sequence[int], at: Times) -> Tensor:
+    """The mixture's probability of a step of the grid, or its density at a time."""
+    whole = torch.zeros_like(at.t)
+    for sampler, count in zip(samplers, counts, strict=True):
+        law = sampler.density
+        below = None if at.s is None else law.cumulative(at.s)
+        one = 1.0 / law.importance_weight(at.t) if below is None else law.cumulative(at.t) - below
+        whole = whole + count / sum(counts) * one
+    return whole
+
+
+def _reference_times(u: Tensor, steps: int) -> Times:
+    """i uniform on 2 … T with weight T, as if i = 1 could occur; t = 1 becomes 1 − 1/(2T)."""
+    i = 2 + (u * (steps - 1)).floor().clamp(max=steps - 2)
+    return Times((i / steps).clamp(max=1 - 0.5 / steps), (i - 1) / steps, torch.full_like(u, float(steps)))
+
+
+def dropped(process: Process, x: Tensor, z_t: Tensor, s: Tensor, t: Tensor) -> Tensor:
+    """What `eq:loss_zt` leaves out of each KL: E[f_s(z_s) | z_t, x] − f_t(z_t), f_t(z) = log(ρ_t·1[z = x] + (1 − ρ_t)/K).
+
+    f is 0 at the mask. The true posterior of z_s is at x, at the mask, or somewhere else, where f_s is the same.
+    """
+    if isinstance(process, GIDD):
+        raise UserError("The reference convention is SCDD's and MDLM's: use convention exact for GIDD.")
+    K, m = process.vocab.K, process.vocab.mask_id
+    same = (z_t == x).to(torch.float64)
+    move = process.transition(z_t, same, s, t)
+    right = move.keep * same + move.model + move.uniform / K
+    masked = move.mask + move.keep * (z_t == m)
+    at_s, at_t = process.levels(s).like(z_t), process.levels(t).like(z_t)
+    other = (1.0 - right - masked).clamp(min=0.0)
+    log_right, log_other = (at_s.rho + at_s.one_minus_rho / K).log(), (at_s.one_minus_rho / K).log()
+    before = right * log_right + torch.where(other > 1e-15, other * log_other, 0.0)
+    now = torch.where(z_t == m, 0.0, (at_t.rho * same + at_t.one_minus_rho / K).log())
+    return before - now

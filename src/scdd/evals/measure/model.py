@@ -1,0 +1,149 @@
+"""A model under measurement: loaded, named, and known by what its weights are, not by where they lie."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from scdd.bundle import folder as bundle
+from scdd.core.errors import UserError
+from scdd.data.tokenizer import TextTokenizer
+from scdd.lm.loading import BUNDLED, load
+from scdd.lm.model import LM
+from scdd.processes.autoregressive import Autoregressive
+from scdd.processes.base import Process
+from scdd.samplers.base import Model
+from scdd.schedules.peaked import Peaked
+
+PAPERS_ETA = 0.01  # of ReMDM-cap
+PAPERS_MASKED = {
+    **dict.fromkeys((None, "ancestral"), "MDLM"),
+    "remdm-cap": "ReMDM-Cap 0.01",
+    "remdm-conf": "ReMDM-Confidence",
+}
+"""What the paper calls MDLM's weights, by the sampler."""
+
+
+@dataclass(frozen=True)
+class EvalModel:
+    """What every measurement is given. `identity` goes into the hash of a measurement, `recipe` into its record."""
+
+    label: str
+    lm: LM
+    identity: dict[str, Any]
+    recipe: str | None = None
+
+    @property
+    def process(self) -> Process | Autoregressive:
+        """The process that is sampled with."""
+        return self.lm.process
+
+    @property
+    def autoregressive(self) -> bool:
+        """Whether it writes from left to right, and has an exact likelihood."""
+        return isinstance(self.process, Autoregressive)
+
+    @property
+    def has_uniform_noise(self) -> bool:
+        """Whether its reverse process may change a visible token."""
+        return isinstance(self.process, Process) and self.process.has_uniform_noise
+
+    @property
+    def time_conditioned(self) -> bool:
+        """Whether its network looks at the time, or gives the same for all times."""
+        return self.lm.network.config.time_conditioning
+
+    @property
+    def sampled(self) -> Model:
+        """What the sampling loop uses of it; the network is behind a CUDA graph where there is one."""
+        return self.lm.engine.model
+
+    @property
+    def tokenizer(self) -> TextTokenizer:
+        """The model's own."""
+        return self.lm.tokenizer
+
+    @property
+    def room(self) -> int:
+        """Tokens of text that fit into its context."""
+        return self.lm.engine.room
+
+    def framed(self, tokens: Sequence[int]) -> list[int]:
+        """The tokens as a row of training has them, [BOS] … [EOS]."""
+        return self.lm.engine.framed(tokens)
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """Tokens as text, without the frame's."""
+        return self.lm.engine.text(tokens)
+
+    def diffusion(self, why: str) -> Process:
+        """The process; refused for an autoregressive model, which `why` tells."""
+        if not isinstance(self.process, Process):
+            raise UserError(f"{self.label} is autoregressive and {why}.")
+        return self.process
+
+    def paper_name(self, sampler: str | None, options: dict[str, Any] | None = None) -> str | None:
+        """The system of the paper that this one is; None for one that the paper does not have.
+
+        `options` are the sampler's settings, the paper's if they are not given.
+        """
+        if sampler == "remdm-cap" and (options or {}).get("eta", PAPERS_ETA) != PAPERS_ETA:
+            return None
+        kind = type(self.process).__name__
+        if kind == "MDLM":
+            return PAPERS_MASKED.get(sampler)
+        schedule = getattr(self.process, "schedule", None)
+        if sampler not in (None, "ancestral") or not isinstance(schedule, Peaked):
+            return None
+        prefix = {"SCDD": "SCDD", "GIDD": "GIDD+"}.get(kind)
+        return None if prefix is None else f"{prefix} (p_u={schedule.p_u:g})"
+
+
+def open_model(
+    source: str | Path | LM | None,
+    label: str | None = None,
+    *,
+    process: str | Process | None = None,
+    device: str | torch.device | None = None,
+    overrides: Iterable[str] = (),
+) -> EvalModel:
+    """`scdd.load`, with the checkpoint's identity beside it; "bundled" or None is the model inside the package.
+
+    A model that is already loaded is taken as it is, and known by its weights.
+    """
+    changes = tuple(overrides)
+    source = None if source == "bundled" else source
+    lm = source if isinstance(source, LM) else load(source, process=process, device=device, overrides=changes)
+    # "None" since measurements began: their names must stay
+    process_name = "None" if isinstance(lm.process, Autoregressive) else repr(lm.process)
+    identity: dict[str, Any] = {"process": process_name, "context": lm.context}
+    folder = None if isinstance(source, LM) else BUNDLED if source is None else bundle.locate(source)
+    recipe = None
+    if folder is not None:
+        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        identity |= {"weights": meta["weights_sha256"], "vocab": meta["vocab"]["hash"], "step": meta["step"]}
+        recipe = (folder / "recipe.yaml").read_text(encoding="utf-8")
+    else:
+        identity |= {"weights": weights_hash(lm), "vocab": lm.tokenizer.hash}
+    if changes:
+        identity["changes"] = list(changes)
+    place = lm.name if isinstance(source, LM) else source
+    return EvalModel(
+        label or ("bundled" if place is None else Path(place).name or str(place)), lm, identity, recipe
+    )
+
+
+def weights_hash(lm: LM) -> str:
+    """SHA-256 of the weights themselves, PRISM's head included, for models that came without a checksum."""
+    checksum = hashlib.sha256()
+    quality = {} if lm.quality is None else lm.quality.state_dict(prefix="quality.")
+    for name, value in sorted({**lm.network.state_dict(), **quality}.items()):
+        checksum.update(name.encode())
+        checksum.update(value.detach().float().cpu().contiguous().numpy().tobytes())
+    return checksum.hexdigest()

@@ -1,0 +1,197 @@
+"""Generative perplexity: how likely another language model finds the texts, in that model's own tokens.
+
+The reference LM reads each text without a [BOS] and its first token is given (the convention of the paper's baselines); our
+own autoregressive models read behind a [BOS] and are asked for every token. Texts longer than its context are read in
+windows, half of each being context. Padding is on the right, where a causal model does not look, so the number does not
+depend on the batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from scdd.bundle import folder as bundle
+from scdd.core.errors import UserError, reason
+from scdd.evals.measure import stats
+from scdd.evals.measure.likelihood import likelihood
+from scdd.evals.measure.model import EvalModel, open_model
+from scdd.evals.measure.progress import Watch, unwatched
+from scdd.evals.measure.store import MeasureContext, shared
+from scdd.lm.run import Window, windows
+
+LONGEST = 2048  # for models that do not say how much they can read
+CAUSAL = (
+    "a causal language model's hub name, folder or .gguf file, or one of our own autoregressive checkpoints"
+)
+
+
+class TextNats(NamedTuple):
+    """A text's surprise: nats over so many tokens."""
+
+    nats: float
+    tokens: int
+
+
+class ReferenceLM(Protocol):
+    """Scores texts. `identity` goes into the hash of a measurement."""
+
+    name: str
+    identity: dict[str, Any]
+
+    def score(self, texts: Sequence[str], watch: Watch = unwatched) -> list[TextNats]:
+        """One for each text; (0, 0) for a text of fewer than two tokens."""
+        ...
+
+
+def open_reference_lm(name: str, device: torch.device | str = "cpu", batch_size: int = 8) -> ReferenceLM:
+    """A hub name, a folder, a .gguf file, or a checkpoint of our own that is autoregressive."""
+    folder = bundle.locate(name)
+    if folder is not None and (folder / "meta.json").is_file():
+        return OwnReferenceLM(open_model(name, device=device))
+    return HubReferenceLM(name, device, batch_size)
+
+
+class OwnReferenceLM:
+    """One of our own autoregressive checkpoints."""
+
+    def __init__(self, model: EvalModel) -> None:
+        if not model.autoregressive:
+            raise UserError(
+                f"{model.label} is a diffusion model, and a reference LM must be autoregressive: give {CAUSAL}."
+            )
+        self.name, self.model = model.label, model
+        self.identity: dict[str, Any] = {"judge": model.identity}
+
+    def score(self, texts: Sequence[str], watch: Watch = unwatched) -> list[TextNats]:
+        """Exact nats behind a [BOS], window by window."""
+        scores = []
+        for text in texts:
+            tokens = self.model.tokenizer.encode(text) if text else []
+            nats = 0.0
+            for window in windows(len(tokens), self.model.room):
+                row = self.model.framed(tokens[window.start : window.stop])
+                nats += self._nats(row) - self._nats(row[: 1 + window.fresh - window.start])
+            scores.append(TextNats(nats, len(tokens)))
+            watch(1)
+        return scores
+
+    def _nats(self, row: list[int]) -> float:
+        return likelihood(self.model.lm.network, self.model.process, [row])[0].mean if len(row) > 1 else 0.0
+
+
+class HubReferenceLM:
+    """Any causal language model that transformers loads; a .gguf file too (then gguf and accelerate are needed)."""
+
+    def __init__(self, name: str, device: torch.device | str = "cpu", batch_size: int = 8) -> None:
+        self.name, self.device, self.batch_size = Path(name).name, torch.device(device), batch_size
+        self.model, self.tokenizer = _loaded(name, self.device)
+        self.identity: dict[str, Any] = {"judge": _identity(name)}
+        longest = getattr(self.model.config, "max_position_embeddings", None)
+        self.context = int(longest) if isinstance(longest, int) and longest > 1 else LONGEST
+
+    def score(self, texts: Sequence[str], watch: Watch = unwatched) -> list[TextNats]:
+        """Nats of every token but the first."""
+        ids = [self._tokens(text) for text in texts]
+        due = [(i, w) for i, row in enumerate(ids) if len(row) > 1 for w in windows(len(row), self.context)]
+        due.sort(key=lambda item: item[1].stop - item[1].start)  # little padding
+        nats, waiting = [0.0] * len(texts), [0] * len(texts)
+        for i, _ in due:
+            waiting[i] += 1
+        watch(waiting.count(0))
+        for start in range(0, len(due), self.batch_size):
+            batch = due[start : start + self.batch_size]
+            for (i, _), value in zip(batch, self._window_nats(ids, batch), strict=True):
+                nats[i] += value
+                waiting[i] -= 1
+                watch(int(waiting[i] == 0))
+        return [TextNats(value, max(len(row) - 1, 0)) for value, row in zip(nats, ids, strict=True)]
+
+    @torch.no_grad()
+    def _window_nats(self, ids: list[list[int]], batch: Sequence[tuple[int, Window]]) -> list[float]:
+        rows = [ids[i][w.start : w.stop] for i, w in batch]
+        tokens, real = self._padded(rows)
+        logits = self.model(input_ids=tokens, attention_mask=real).logits[:, :-1].float()
+        losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), tokens[:, 1:], reduction="none")
+        begins = [max(w.fresh - w.start, 1) - 1 for _, w in batch]
+        return [float(losses[r, begin : len(rows[r]) - 1].double().sum()) for r, begin in enumerate(begins)]
+
+    @torch.no_grad()
+    def features(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """The last hidden state at each text's last token, for MAUVE; texts are cut to the context."""
+        states = []
+        for text in texts:
+            tokens, real = self._padded([(self._tokens(text) or [0])[: self.context]])
+            out = self.model(input_ids=tokens, attention_mask=real, output_hidden_states=True)
+            states.append(out.hidden_states[-1][0, -1].float().cpu().numpy())
+        return np.stack(states)
+
+    def _tokens(self, text: str) -> list[int]:
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
+
+    def _padded(self, rows: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
+        longest = max(map(len, rows))
+        tokens = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=self.device)
+        ends = torch.tensor([len(row) for row in rows], device=self.device)
+        return tokens, (torch.arange(longest, device=self.device) < ends[:, None]).long()
+
+
+def _loaded(name: str, device: torch.device) -> tuple[Any, Any]:
+    try:
+        # by name: its own types come and go with its versions
+        transformers: Any = import_module("transformers")
+    except ImportError as error:
+        raise UserError(f"The reference LM {name} needs transformers: pip install 'scdd[eval]'.") from error
+    path = Path(name)
+    where: dict[str, Any] = {"pretrained_model_name_or_path": name}
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise UserError(f"The reference LM {name} does not exist: give the path of a .gguf file.")
+        where = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):  # the bars of GGUF's conversion ask nobody
+            tokenizer = transformers.AutoTokenizer.from_pretrained(**where)
+            model = transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
+    except Exception as error:  # a wrong name, no connection, a damaged file: the cure is the same
+        raise UserError(
+            f"The reference LM {name} cannot be loaded ({reason(error)}): give {CAUSAL}."
+        ) from error
+    return model.to(device).eval(), tokenizer
+
+
+def _identity(name: str) -> str:
+    """The name, and for a local file its size: a model of the same name is the same model."""
+    path = Path(name)
+    return f"{path.name}:{path.stat().st_size}" if path.is_file() else path.name if path.is_dir() else name
+
+
+def scored(context: MeasureContext, reference: ReferenceLM, texts: Sequence[str]) -> list[TextNats]:
+    """Scores of the texts, each rank scoring its share."""
+    return shared(texts, lambda own, _: reference.score(own, context.watch), context.world)
+
+
+def columns(scores: Sequence[TextNats]) -> tuple[list[float], list[int]]:
+    """(Nats, tokens) of each text."""
+    return [score.nats for score in scores], [score.tokens for score in scores]
+
+
+def short_ppl(scores: Sequence[TextNats], seed: int = 0) -> dict[str, Any]:
+    """Perplexity over all texts with error and interval."""
+    return stats.perplexity(*columns(scores), seed)
+
+
+def gen_ppl(scores: Sequence[TextNats], seed: int = 0) -> dict[str, Any]:
+    """`short_ppl`, and each text's own numbers."""
+    nats, tokens = columns(scores)
+    return {**short_ppl(scores, seed), "nats": nats, "tokens": tokens}

@@ -1,0 +1,106 @@
+"""What is asked of a model, as plain data: how to sample, and how to repair."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from scdd.core.errors import UserError
+from scdd.samplers.base import Sampler
+
+
+@dataclass(frozen=True)
+class SamplingSpec:
+    """How samples are drawn. None takes the recipe's setting. `nfe` is the number of network evaluations asked for.
+
+    A sampler of your own is handed over as itself; its name and its fields are what its measurements are known by.
+    """
+
+    num: int = 1024
+    nfe: int = 128
+    seed: int = 0
+    sampler: str | Sampler | None = None
+    grid: str | None = None
+    final: str | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    temperature: float | None = None
+    tolerance: float | None = None
+    length: int | None = None
+    correct: bool = True
+    """False is the no-correction ablation: visible tokens stay, masks are filled from x_θ alone."""
+
+    def __post_init__(self) -> None:
+        if self.num < 1:
+            raise UserError(f"num is {self.num}: draw at least one text.")
+        if self.nfe < 1:
+            raise UserError(f"steps is {self.nfe}: take at least one network evaluation.")
+
+
+@dataclass(frozen=True)
+class Repair:
+    """The last `last` steps of a walk of `steps` steps: 1 of 128 is the paper's. Replacements come from a nucleus.
+
+    With a threshold it is the one pass of `LM.correct(mode="pass", strength=…)` instead: at t = `strength`,
+    x_θ(z) < threshold · max x_θ → the argmax.
+
+    `nucleus` cuts x_θ before the step, as sampling with top-p does, and as the paper, going by its touch rate of 1.000,
+    seems to do: all that lies outside the nucleus is then touched, errors and right tokens that surprise the model alike.
+    Else doubts come from the whole x_θ, as in `LM.correct`.
+    """
+
+    steps: int = 128
+    last: int = 1
+    top_p: float = 0.9
+    final: str = "ancestral"
+    threshold: float | None = None
+    nucleus: bool = False
+    strength: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.threshold is not None and not 0.0 < self.threshold < 1.0:
+            raise UserError(f"threshold is {self.threshold}: choose one in (0, 1).")
+        if not 0.0 < self.strength <= 1.0:
+            raise UserError(f"strength is {self.strength}: choose a time in (0, 1].")
+        if not 1 <= self.last <= self.steps:
+            raise UserError(f"last is {self.last}: take 1 to {self.steps} of the walk's {self.steps} steps.")
+
+    @property
+    def name(self) -> str:
+        """For tables."""
+        if self.threshold is None:
+            return f"{self.last} of {self.steps} steps" + (", nucleus" if self.nucleus else "")
+        return f"one pass, threshold {self.threshold:g}"
+
+    @property
+    def nfe(self) -> int:
+        """Network evaluations."""
+        return self.last if self.threshold is None else 1
+
+    def settled(self, time_conditioned: bool) -> dict[str, Any]:
+        """Plain data, for a measurement's settings; what has no effect is left out, as older measurements leave it out."""
+        settings = asdict(self)
+        if not self.nucleus:
+            del settings["nucleus"]
+        if self.threshold is None or not time_conditioned:
+            del settings["strength"]
+        return settings
+
+
+@dataclass(frozen=True)
+class RecoverySpec:
+    """How many errors are made in each text, and how they are mended."""
+
+    count: int
+    repair: Repair = Repair()
+    seed: int = 0
+
+    def settled(self, time_conditioned: bool) -> dict[str, Any]:
+        """Plain data, for a measurement's settings."""
+        return {"count": self.count, "seed": self.seed, **self.repair.settled(time_conditioned)}
+
+
+def repair_name(settings: dict[str, Any]) -> str:
+    """The name of the repair that a measurement's settings hold."""
+    known = {name: settings[name] for name in Repair.__dataclass_fields__ if name in settings}
+    return Repair(**known).name

@@ -1,0 +1,219 @@
+"""The sampling loop as measurements use it: all that knows samplers, their settings and single evaluations is here.
+
+A walk gives the texts, what each position first said, and how many moves each step made.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from typing import Any, NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from scdd.core import Transition, UserError
+from scdd.core.rng import CounterRNG, derive_seed
+from scdd.evals.measure.model import EvalModel
+from scdd.evals.measure.progress import Watch, unwatched
+from scdd.evals.measure.specs import Repair, SamplingSpec
+from scdd.lm.model import LM
+from scdd.lm.repair import likeliest, one_pass
+from scdd.ops.common import Filters
+from scdd.samplers.base import Context, Grid, Model, Sampler, Tokens, certain, grid
+from scdd.samplers.loop import CORRECTED, REMASKED, UNMASKED, TokenRows, sample_loop
+from scdd.samplers.options import SamplingOptions, sampler_name, sampler_options
+from scdd.samplers.plan import SamplingPlan, make_plan
+
+# What the first measurements did not know is left out at what it always was: their names must stay.
+LATER_SETTINGS = {"start": 1.0, "tolerance": None}
+LATER_OPTIONS = {"patience": 8}
+
+
+class StartRows(NamedTuple):
+    """Rows to walk: their tokens, where they may not change, and their numbers under the seed."""
+
+    z: Tensor  # [N, L]
+    frozen: Tensor | None  # [N, L]
+    indices: Sequence[int]
+
+
+def framed_rows(rows: Sequence[list[int]], indices: range, device: torch.device) -> StartRows:
+    """Rows of one length, number `indices`, whose first and last token stay as they are."""
+    z = torch.tensor(rows, device=device).view(len(rows), -1)
+    frozen = torch.zeros_like(z, dtype=torch.bool)
+    frozen[:, 0] = frozen[:, -1] = True
+    return StartRows(z, frozen, indices)
+
+
+class WalkedRow(NamedTuple):
+    """A row of L tokens after S steps, on the CPU."""
+
+    tokens: list[int]
+    first: list[int]
+    """Each position's first visible token: the text as it would be had nothing been corrected afterwards."""
+    moves: Tensor  # [S, 3]: positions unmasked, corrected and remasked in each step
+    nfe: int
+
+
+@final
+@dataclass(frozen=True)
+class Uncorrected(Sampler):
+    """The ablation: `inner`'s pace of unmasking, but visible tokens stay, and masks are filled from x_θ without noise.
+
+    Noise has to go as well: it is drawn to be taken back, and nobody would.
+    """
+
+    inner: Sampler
+
+    def check(self, model: Model) -> None:
+        """As the inner one."""
+        self.inner.check(model)
+
+    def times(self, grid: Grid, model: Model, updatable: Tensor) -> Grid:
+        """As the inner one."""
+        return self.inner.times(grid, model, updatable)
+
+    def step(self, z_t: Tensor, ctx: Context) -> Transition | Tokens:
+        """Moves at masks only."""
+        move = self.inner.step(z_t, ctx)
+        masked = z_t == ctx.vocab.mask_id
+        if isinstance(move, Tokens):
+            still = torch.where(masked, move.tokens, z_t)
+            return Tokens(still, torch.where(masked, move.log_p, torch.nan), move.finished)
+        hidden = certain(masked)
+        return Transition(
+            keep=torch.where(masked, move.keep, 1.0),
+            model=hidden * (move.model + move.uniform),
+            uniform=torch.zeros_like(hidden),
+            mask=hidden * move.mask,
+        )
+
+
+def text_length(lm: LM, spec: SamplingSpec) -> int:
+    """How many tokens a text has, the recipe's number if nothing is asked for; refused if the context is too short."""
+    room = lm.engine.room
+    length = lm.usual_length if spec.length is None else spec.length
+    if not 1 <= length <= room:
+        raise UserError(f"length is {length}: the model's context holds 1 to {room} tokens.")
+    return length
+
+
+def settled(spec: SamplingSpec, lm: LM) -> dict[str, Any]:
+    """Plain data, for a measurement's settings: the recipe's choices stand where `spec` leaves them open.
+
+    They must be in the hash. Weights stay the same when somebody edits the sampling section beside them. A length of None
+    fills the context, as it did before recipes were asked for theirs.
+    """
+    base, length = lm.sampling, text_length(lm, spec)
+    settings = {field.name: getattr(spec, field.name) for field in fields(spec)}
+    for name in ("final", "top_p", "top_k", "temperature", "tolerance"):
+        settings[name] = getattr(base, name) if settings[name] is None else settings[name]
+    settings["grid"] = base.grid.kind if spec.grid is None else spec.grid
+    settings["length"] = None if length == lm.engine.room else length
+    settings |= {"start": base.grid.start} | _sampler_settings(lm, spec.sampler)
+    settings["options"] = _without(LATER_OPTIONS, settings["options"])
+    return _without(LATER_SETTINGS, settings)
+
+
+def _without(defaults: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: value for name, value in settings.items() if name not in defaults or value != defaults[name]
+    }
+
+
+def _sampler_settings(lm: LM, sampler: str | Sampler | None) -> dict[str, Any]:
+    """A sampler's name and all its other settings."""
+    if isinstance(sampler, Sampler):
+        options = vars(sampler)
+        if is_dataclass(sampler):  # one with slots has no vars
+            options = {field.name: getattr(sampler, field.name) for field in fields(sampler)}
+        return {"sampler": sampler.name, "options": json.loads(json.dumps(options, default=repr))}
+    section = lm.sampling.sampler if sampler is None else sampler_options(sampler)
+    options = {name: value for name, value in asdict(section).items() if name not in ("kind", "variant")}
+    return {"sampler": sampler_name(section), "options": options}
+
+
+def sampling_plan(
+    model: EvalModel, spec: SamplingSpec, batch_size: int, start: float | None = None
+) -> SamplingPlan:
+    """The sampler, times and filters that `spec` means, with as many steps as its evaluations allow.
+
+    `start` is the time at which the walk begins, where it is not the recipe's.
+    """
+    names = ("seed", "sampler", "grid", "final", "top_p", "top_k", "temperature", "tolerance")
+    changes = {name: getattr(spec, name) for name in names} | {"batch_size": batch_size, "stop": False}
+    plan = make_plan(model.lm.sampling, {**changes, "steps": spec.nfe}, start)
+    plan.sampler.check(model.sampled)
+    steps = spec.nfe - plan.sampler.extra_steps + (plan.final == "none")
+    if steps < 1:
+        raise UserError(
+            f"The sampler {plan.sampler.name} takes {plan.sampler.extra_steps} steps after its walk, which leaves none of "
+            f"{spec.nfe} evaluations for the walk: ask for more evaluations, or fewer corrections."
+        )
+    plan = make_plan(model.lm.sampling, {**changes, "steps": steps}, start)
+    return plan if spec.correct else replace(plan, sampler=Uncorrected(plan.sampler))
+
+
+def described(plan: SamplingPlan) -> dict[str, Any]:
+    """What a plan came to, for a measurement's result."""
+    names = {"sampler": plan.sampler.name, "final": plan.final}
+    return {**names, "steps": plan.steps, "filters": asdict(plan.filters)}
+
+
+def walk(
+    model: Model, plan: SamplingPlan, rows: StartRows, watch: Watch = unwatched, follow: bool = True
+) -> list[WalkedRow]:
+    """The rows after a walk as planned.
+
+    `follow` looks at each step, for the counts; without it only the ends are seen, which is quicker, and `first` is the
+    final text and `moves` the totals.
+    """
+    z, frozen, indices = rows
+    plan, walked = replace(plan, record=follow), list[WalkedRow]()
+    for start in range(0, len(indices), plan.batch_size):
+        batch = slice(start, start + plan.batch_size)
+        start_rows = TokenRows(z[batch], None if frozen is None else frozen[batch])
+        rng = CounterRNG(plan.seed, list(indices[batch]), z.device)
+        first, moves, frame = z[batch], [], None
+        for frame in sample_loop(model, plan, start_rows, rng):
+            if follow:
+                first = torch.where(first == model.denoiser.vocab.mask_id, frame.tokens, first)
+                kinds = [(frame.moved == kind).sum(1) for kind in (UNMASKED, CORRECTED, REMASKED)]
+                moves.append(torch.stack(kinds, dim=1))
+        assert frame is not None
+        counts = torch.stack(moves, dim=1) if moves else frame.counts[:, None]
+        shown = first if follow else frame.tokens
+        walked += map(WalkedRow, frame.tokens.tolist(), shown.tolist(), counts.cpu(), frame.nfe.tolist())
+        watch(len(first))
+    return walked
+
+
+@torch.no_grad()
+def repaired(
+    model: Model,
+    repair: Repair,
+    rows: StartRows,
+    seed: int = 0,
+    batch_size: int = 1,
+    watch: Watch = unwatched,
+) -> list[list[int]]:
+    """The rows after the repair."""
+    z, frozen, _ = rows
+    if repair.threshold is None:
+        changes = {
+            **{"grid": grid("uniform", repair.steps)[-repair.last - 1 :], "final": repair.final},
+            **{"top_p": repair.top_p if repair.nucleus else None, "draw_filters": Filters(repair.top_p)},
+            **{"seed": derive_seed(seed, "repair"), "batch_size": batch_size, "stop": False},
+        }
+        walked = walk(model, make_plan(SamplingOptions(), changes), rows, watch, follow=False)
+        return [row.tokens for row in walked]
+    fixed = torch.zeros_like(z, dtype=torch.bool) if frozen is None else frozen
+    done: list[list[int]] = []
+    for start in range(0, len(z), batch_size):
+        batch = slice(start, start + batch_size)
+        best = likeliest(model.denoiser, z[batch], repair.strength)
+        done += one_pass(best, z[batch], fixed[batch], repair.threshold).tolist()
+        watch(len(z[batch]))
+    return done
