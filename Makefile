@@ -46,8 +46,8 @@ browser: ## install Debian's chromium for the playground's tests; needs root and
 	else echo "No root or no apt-get: install chromium by hand, or set CHROMIUM to the path of a browser."; exit 1; fi
 
 docs: $(INSTALLED_DOCS) ## build the guides and the reference into site/; open site/index.html
-	$(BIN)/mkdocs build --strict --quiet
-	@echo "site/index.html"
+	$(BIN)/python tools/docs_site.py build/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: ## list the benchmarks
 	@found=$$(ls benchmarks/*.py 2>/dev/null); \

@@ -1,8 +1,8 @@
-"""What mkdocs.yml's site has that docs/ does not hold: pages of the repository's root, and pages made from the code.
+"""Write the pages of the site into build/docs, from which MkDocs builds it: `make docs`.
 
-MkDocs calls the functions whose names begin with `on_`. Pages outside docs/ (README.md as the start page, the model card, …)
-become pages of the site, and links to them are led there. Two more are made when the site is built: every key of a recipe,
-from the JSON schema, and every command with its flags, from the commands themselves.
+They are those of docs/, pages from elsewhere in the repository (README.md is the start page; the model card, …) with links
+led to where the site has them, and three that are made here: every key of a recipe from the JSON schema, every command
+from its `--help`, and the list of decisions. So the builder needs no hooks, and another one would do.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import posixpath
 import re
+import shutil
+import sys
 from collections.abc import Iterator
 from importlib import import_module
-from logging import getLogger
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ from scdd.cli.main import VERBS, import_verb
 from scdd.recipe.load import schema
 
 ROOT = Path(__file__).resolve().parents[1]
-LOG = getLogger("mkdocs.hooks.docs_site")  # under --strict a warning fails the build
 TAKEN_OVER = {
     "index.md": "README.md",
     "contributing.md": "CONTRIBUTING.md",
@@ -28,64 +28,51 @@ TAKEN_OVER = {
     "bundled-model.md": "src/scdd/assets/model/README.md",
 }
 """Pages of the site, and the files of the repository that they are."""
+LEFT_OUT = "results"  # the measurements behind docs/results.md
 LINK = re.compile(r"(?P<before>\]\()(?P<path>[^)\s#:]+)(?P<after>(?:#[^)\s]*)?\))")
 FENCED = re.compile(r"(^```.*?^```$)", re.M | re.S)
 
 
-def on_config(config: Any) -> Any:
-    """List the decisions in the navigation."""
-    project = next(entry["Project"] for entry in config.nav if "Project" in entry)
-    decisions = next(entry for entry in project if "Decisions" in entry)
-    decisions["Decisions"] = ["adr/index.md", *({title: page} for page, title in _decisions().items())]
-    return config
-
-
-def _decisions() -> dict[str, str]:
-    """Pages of docs/adr, and what each decides."""
-    pages = sorted((ROOT / "docs" / "adr").glob("0*.md"))
-    headings = (page.read_text(encoding="utf-8").partition("\n")[0] for page in pages)
-    return {
-        f"adr/{page.name}": heading.removeprefix("# ") for page, heading in zip(pages, headings, strict=True)
+def write(folder: Path) -> None:
+    """Write all pages, and what they show, into a folder that is made anew."""
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(ROOT / "docs", folder, ignore=shutil.ignore_patterns(LEFT_OUT))
+    sources = {page: f"docs/{page}" for page in (_name(file, folder) for file in folder.rglob("*.md"))}
+    pages = {
+        page: led((ROOT / source).read_text(encoding="utf-8"), page, source)
+        for page, source in (sources | TAKEN_OVER).items()
     }
+    pages |= {"adr/index.md": decision_page(), "reference/recipes.md": recipe_page()}
+    pages |= {"reference/cli.md": command_page()}
+    for page, content in pages.items():
+        (folder / page).write_text(content, encoding="utf-8")
 
 
-def _decision_page() -> str:
-    lines = (f"- [{title}]({page.removeprefix('adr/')})" for page, title in _decisions().items())
-    intro = "What somebody may question later: each with its context and its consequences."
-    return "\n".join(["# Decisions", "", intro, "", *lines, ""])
+def _name(file: Path, folder: Path) -> str:
+    return file.relative_to(folder).as_posix()
 
 
-def on_files(files: Any, config: Any) -> Any:
-    """Add the pages that docs/ does not hold."""
-    from mkdocs.structure.files import File
+def led(markdown: str, page: str, source: str) -> str:
+    """The page with its links, which are those of the repository, led to the pages that the site has of them."""
+    pages = {file: page for page, file in TAKEN_OVER.items()}
 
-    pages = {page: (ROOT / source).read_text(encoding="utf-8") for page, source in TAKEN_OVER.items()}
-    pages |= {
-        "reference/recipes.md": recipe_page(),
-        "reference/cli.md": command_page(),
-        "adr/index.md": _decision_page(),
-    }
-    for name, content in pages.items():
-        files.append(File.generated(config, name, content=content))
-    return files
+    def lead(link: re.Match[str]) -> str:
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(source), link["path"]))
+        target = pages.get(target, target.removeprefix("docs/"))  # the builder finds out what does not exist
+        return f"{link['before']}{posixpath.relpath(target, posixpath.dirname(page) or '.')}{link['after']}"
 
-
-def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Lead links as they are in the repository to the pages that the site has of them."""
-    name = page.file.src_uri
     parts = FENCED.split(markdown)
-    parts[::2] = [LINK.sub(lambda link: _led(link, name), part) for part in parts[::2]]
+    parts[::2] = [LINK.sub(lead, part) for part in parts[::2]]
     return "".join(parts)
 
 
-def _led(link: re.Match[str], name: str) -> str:
-    source = TAKEN_OVER.get(name, f"docs/{name}")
-    target = posixpath.normpath(posixpath.join(posixpath.dirname(source), link["path"]))
-    pages = {file: page for page, file in TAKEN_OVER.items()}
-    page = pages.get(target, target.removeprefix("docs/"))
-    if target not in pages and not target.startswith("docs/"):
-        LOG.warning("%s links to %s, which is no page of the site", source, target)
-    return f"{link['before']}{posixpath.relpath(page, posixpath.dirname(name) or '.')}{link['after']}"
+def decision_page() -> str:
+    """The decisions by their headings."""
+    pages = sorted((ROOT / "docs" / "adr").glob("0*.md"))
+    headings = (page.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ") for page in pages)
+    lines = (f"- [{heading}]({page.name})" for page, heading in zip(pages, headings, strict=True))
+    intro = "What somebody may question later: each with its context and its consequences."
+    return "\n".join(["# Decisions", "", intro, "", *lines, ""])
 
 
 # -- recipes -------------------------------------------------------------------------------------------------------------
@@ -285,3 +272,7 @@ def _escaped(text: str) -> str:
     paragraphs = [" ".join(part.split()) for part in re.split(r"\n\s*\n", text)]
     joined = "\n\n".join(paragraphs)
     return joined.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))

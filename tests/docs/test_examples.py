@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from tests.docs.pages import PAGES, Block, blocks, name_of
+from scdd.recipe.load import loads
+from tests.docs.pages import CARD, PAGES, Block, blocks, name_of, prose
 
 ELSEWHERE = {"CONTRIBUTING.md"}
 """Run by tests/test_extension.py, which goes on with what is left."""
@@ -59,12 +60,19 @@ def look_up(block: Block) -> None:
 @pytest.mark.parametrize("page", EXAMPLES, ids=name_of)
 def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text(prose(CARD)[:2000], encoding="utf-8")  # which examples may read
     names: dict[str, Any] = {"__name__": "example"}
     for block in blocks(page, "python"):
         if block.reason is not None:
             look_up(block)
         else:
             run(block, name_of(page), names)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_recipes_are_right(page: Path) -> None:
+    for block in blocks(page, "yaml"):
+        loads(block.code, name_of(page))
 
 
 def test_what_is_said_is_compared() -> None:

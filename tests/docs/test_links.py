@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pkgutil
 import re
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import scdd
 from scdd.recipe.load import schema
 from tests.docs.pages import FENCE, PAGES, ROOT, name_of, prose
 
@@ -61,11 +63,14 @@ def test_files_that_are_named_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_names_of_the_package_exist(page: Path) -> None:
-    """`scdd.load`, and `ops.elbo` for `scdd.ops.elbo`."""
+    """`scdd.load`, `lm.plan` of a model, and `ops.elbo` for `scdd.ops.elbo`."""
+    model = inspect.getsource(scdd.LM)
     for code in CODE.findall(prose(page)):
         if code.endswith((".py", ".yaml", ".json")):
             continue
-        if match := re.fullmatch(rf"(?:scdd\.)?((?:{ROOMS})(?:\.\w+)+)(?:\(.*\))?", code):
+        if match := re.fullmatch(r"lm\.(\w+)(?:\(.*\))?", code):
+            assert re.search(rf"(def |self\.){match[1]}\b", model), f"a model has no {match[1]}"
+        elif match := re.fullmatch(rf"(?:scdd\.)?((?:{ROOMS})(?:\.\w+)+)(?:\(.*\))?", code):
             pkgutil.resolve_name(f"scdd.{match[1]}")
         elif match := re.fullmatch(r"(scdd\.\w+(?:\.\w+)*)(?:\(.*\))?", code):
             pkgutil.resolve_name(match[1])
