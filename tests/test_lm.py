@@ -74,9 +74,7 @@ def test_generate(lm: LM) -> None:
     assert len({sample.text for sample in samples}) == 3
     assert all(VOCAB.mask_id not in sample.tokens for sample in samples)
     fields = samples[0].json()
-    assert {"text", "tokens", "seed", "steps", "nfe", "corrections", "sampler", "final", "process"} <= set(
-        fields
-    )
+    assert {"text", "tokens", "seed", "steps", "nfe", "corrections", "sampler", "final", "process"} <= set(fields)
     assert (fields["sampler"], fields["final"], fields["process"]) == ("ancestral", "ancestral", "scdd")
 
 
@@ -107,10 +105,7 @@ def test_infill_keeps_everything_but_the_spans(lm: LM) -> None:
         assert VOCAB.mask_id not in sample.tokens
         assert sample.unmasked == row.frozen.count(False)
     assert results[0].text.startswith("The")
-    assert (
-        lm.infill(texts[1], num=2, temperature=3.0)[0].tokens
-        == lm.infill(texts[1], temperature=3.0)[0].tokens
-    )
+    assert lm.infill(texts[1], num=2, temperature=3.0)[0].tokens == lm.infill(texts[1], temperature=3.0)[0].tokens
 
 
 def test_a_knowing_model_fills_in_the_truth() -> None:
@@ -250,17 +245,7 @@ def test_trajectory_ends_at_the_sample(lm: LM) -> None:
     assert int((way.moved == 2).sum()) == sample.corrections
 
 
-SAMPLERS = [
-    "remdm-cap",
-    "remdm-rescale",
-    "remdm-conf",
-    "remdm-loop",
-    "remdm",
-    "informed",
-    "prism",
-    "p2",
-    "threshold",
-]
+SAMPLERS = ["remdm-cap", "remdm-rescale", "remdm-conf", "remdm-loop", "remdm", "informed", "prism", "p2", "threshold"]
 
 
 def test_every_sampler_by_name(tmp_path: Path) -> None:

@@ -48,8 +48,7 @@ class Parsed(HTMLParser):
 
 def scores(texts: list[str]) -> tuple[TokenScore, ...]:
     return tuple(
-        TokenScore(i, i, text, p=0.25, best="<b>", p_best=0.5, doubt=(i % 3) / 2)
-        for i, text in enumerate(texts)
+        TokenScore(i, i, text, p=0.25, best="<b>", p_best=0.5, doubt=(i % 3) / 2) for i, text in enumerate(texts)
     )
 
 

@@ -75,12 +75,7 @@ def table(vocab: Vocab, seed: int = 0, spread: float = 1.2) -> Table:
 
 
 def walk(
-    model: Model,
-    sampler: Sampler,
-    times: Sequence[float],
-    rows: Tensor | TokenRows,
-    rng: CounterRNG,
-    **plan: Any,
+    model: Model, sampler: Sampler, times: Sequence[float], rows: Tensor | TokenRows, rng: CounterRNG, **plan: Any
 ) -> Iterator[Frame]:
     """The loop's frames, every one unless `record=False`."""
     given = rows if isinstance(rows, TokenRows) else TokenRows(rows)

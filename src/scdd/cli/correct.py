@@ -18,8 +18,7 @@ def correct(
     file: o.File = None,
     model: o.Model = None,
     freeze: Annotated[
-        list[str] | None,
-        typer.Option(metavar="PIECE", help="A piece of the text that must stay; may be repeated."),
+        list[str] | None, typer.Option(metavar="PIECE", help="A piece of the text that must stay; may be repeated.")
     ] = None,
     seed: o.Seed = 0,
     process: o.Process = None,
@@ -37,9 +36,7 @@ def correct(
     check_trace(trace)
     lm = o.open_model(model, process, device, changes)
     if trace is not None and chosen.get("mode", lm.repair.mode) == "pass":
-        raise UserError(
-            "--trace shows steps, and --mode pass takes none: leave it out, or use --mode reverse."
-        )
+        raise UserError("--trace shows steps, and --mode pass takes none: leave it out, or use --mode reverse.")
     keep = tuple(freeze or ())
     correction = lm.correct(given, freeze=keep, seed=seed, blocks=blocks, record=trace is not None, **chosen)
     show_correction(correction, json, on_terminal(json, plain))

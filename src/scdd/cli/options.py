@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 
 Model = Annotated[
     str | None,
-    typer.Option(
-        metavar="PATH|HUB-ID", help="Checkpoint folder, run folder or Hub id; default: the bundled model."
-    ),
+    typer.Option(metavar="PATH|HUB-ID", help="Checkpoint folder, run folder or Hub id; default: the bundled model."),
 ]
 Process = Annotated[
     str | None, typer.Option(help="Sample with another process of the same marginals: scdd, gidd or mdlm.")
@@ -34,21 +32,15 @@ Seed = Annotated[int, typer.Option(help="Sample i of a seed is the same text alo
 BatchSize = Annotated[int, typer.Option(help="Texts drawn at a time; changes speed and memory only.")]
 Changes = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="Change the recipe's sampling, e.g. sampling.sampler.eta=0.02."
-    ),
+    typer.Option("--set", metavar="KEY=VALUE", help="Change the recipe's sampling, e.g. sampling.sampler.eta=0.02."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
-Trace = Annotated[
-    Path | None, typer.Option(help="Write the way step by step: a .html page that plays it, or a .gif.")
-]
+Trace = Annotated[Path | None, typer.Option(help="Write the way step by step: a .html page that plays it, or a .gif.")]
 Plain = Annotated[bool, typer.Option("--plain", help="No live view and no colours, also on a terminal.")]
 Blocks = Annotated[
     bool, typer.Option("--blocks", help="Go through a text longer than the context in overlapping blocks.")
 ]
-Text = Annotated[
-    str | None, typer.Argument(metavar="[TEXT]", help="The text; - or nothing reads standard input.")
-]
+Text = Annotated[str | None, typer.Argument(metavar="[TEXT]", help="The text; - or nothing reads standard input.")]
 File = Annotated[Path | None, typer.Option("--file", help="Read the text from a file.")]
 
 
@@ -90,9 +82,7 @@ def checked(text: str, name: str) -> str:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise UserError(
-            f"{name} is not valid UTF-8 (character {error.start}): convert it to UTF-8 first."
-        ) from error
+        raise UserError(f"{name} is not valid UTF-8 (character {error.start}): convert it to UTF-8 first.") from error
     return text
 
 
@@ -100,9 +90,7 @@ def _decoded(found: bytes, place: str) -> str:
     try:
         return found.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise UserError(
-            f"{place} is not valid UTF-8 (byte {error.start}): convert it to UTF-8 first."
-        ) from error
+        raise UserError(f"{place} is not valid UTF-8 (byte {error.start}): convert it to UTF-8 first.") from error
 
 
 # -- flags that are read off options -----------------------------------------------------------------------------------
@@ -143,11 +131,7 @@ def _flag(name: str, hint: Any, description: str) -> inspect.Parameter:
     choices = next((get_args(part) for part in parts if get_origin(part) is Literal), ())
     choices = choices or {"sampler": SAMPLER_NAMES, "grid": get_args(GridKind)}.get(name, ())
     spelt = [each for each in choices if each != "remdm"]  # which is remdm-cap
-    text = (
-        description
-        if all(str(each) in description for each in spelt)
-        else f"{description} ({', '.join(spelt)})"
-    )
+    text = description if all(str(each) in description for each in spelt) else f"{description} ({', '.join(spelt)})"
     annotation: Any = Annotated[Optional[kind], typer.Option(help=text)]  # noqa: UP045
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 

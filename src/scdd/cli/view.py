@@ -52,9 +52,7 @@ class Board:
 
     def __init__(self, lm: LM) -> None:
         self.lm = lm
-        self.ages: dict[
-            int, tuple[list[int], list[int]]
-        ] = {}  # sample → (kind, frames since) of each position
+        self.ages: dict[int, tuple[list[int], list[int]]] = {}  # sample → (kind, frames since) of each position
 
     def frame(self, batch: BatchFrame) -> Any:
         """The texts after a step, and a line that says how far they are."""
@@ -65,11 +63,11 @@ class Board:
         rows = min(SHOWN, len(batch.samples))
         tokens, moved = frame.tokens[:rows].tolist(), frame.moved[:rows].tolist()
         counts = frame.counts.sum(0).tolist()
-        parts: list[Any] = [
-            self._text(batch.samples[r], tokens[r], moved[r], batch.lengths[r]) for r in range(rows)
-        ]
+        parts: list[Any] = [self._text(batch.samples[r], tokens[r], moved[r], batch.lengths[r]) for r in range(rows)]
         more = f" · {len(batch.samples) - rows} more" if len(batch.samples) > rows else ""
-        line = f"step {frame.step}/{frame.steps} · t = {frame.s:.3f} · {counts[1]} corrected · {counts[2]} remasked{more}"
+        line = (
+            f"step {frame.step}/{frame.steps} · t = {frame.s:.3f} · {counts[1]} corrected · {counts[2]} remasked{more}"
+        )
         return Group(*[Group(part, Text("")) for part in parts], Text(line, style="dim"))
 
     def _text(self, sample: int, tokens: list[int], moved: list[int], length: int) -> Text:
@@ -115,10 +113,7 @@ def show_samples(samples: Sequence[Sample], as_json: bool, live: bool) -> None:
 
 def _facts(sample: Sample) -> str:
     parts = [
-        *(
-            f"sample {sample.index} of seed {sample.seed}",
-            f"{sample.process}, {sample.sampler}, final {sample.final}",
-        ),
+        *(f"sample {sample.index} of seed {sample.seed}", f"{sample.process}, {sample.sampler}, final {sample.final}"),
         *(f"{sample.nfe} evaluations", f"{sample.corrections} corrected", f"{sample.remasked} remasked"),
     ]
     return "[" + " · ".join(parts) + "]"
@@ -166,9 +161,7 @@ def show_score(score: Score, as_json: bool, coloured: bool) -> None:
     if not coloured:
         print("position\ttoken\tp\tdoubt\tbest\tp_best")
         for one in score.tokens:
-            print(
-                f"{one.position}\t{one.text!r}\t{one.p:.6g}\t{one.doubt:.6g}\t{one.best!r}\t{one.p_best:.6g}"
-            )
+            print(f"{one.position}\t{one.text!r}\t{one.p:.6g}\t{one.doubt:.6g}\t{one.best!r}\t{one.p_best:.6g}")
         return
     from rich.console import Console
     from rich.text import Text

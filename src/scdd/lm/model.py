@@ -82,9 +82,7 @@ class LM:
                 self.quality.to(device=place, dtype=kind)
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
-            raise UserError(
-                f"device {device} cannot be used ({reason}): use cpu or cuda.", "device"
-            ) from error
+            raise UserError(f"device {device} cannot be used ({reason}): use cpu or cuda.", "device") from error
         return self
 
     def compile(self, **options: Any) -> LM:
@@ -197,12 +195,7 @@ class LM:
         return self.start_infill(text, num, blocks=blocks, plan=plan).results
 
     def start_infill(
-        self,
-        text: str | Sequence[str],
-        num: int = 1,
-        *,
-        blocks: bool = False,
-        plan: SamplingPlan | None = None,
+        self, text: str | Sequence[str], num: int = 1, *, blocks: bool = False, plan: SamplingPlan | None = None
     ) -> Run:
         """`infill`, to be watched. Nothing is cut at an end-of-text token: the text goes on after the span."""
         if self.engine.autoregressive:
@@ -257,13 +250,7 @@ class LM:
         return finish(run.results[0])
 
     def to_repair(
-        self,
-        text: str,
-        wishes: dict[str, Any],
-        *,
-        freeze: make.Freeze = (),
-        seed: int = 0,
-        blocks: bool = False,
+        self, text: str, wishes: dict[str, Any], *, freeze: make.Freeze = (), seed: int = 0, blocks: bool = False
     ) -> Repair:
         """A text to repair and how, checked: the model's own `RepairOptions` with `wishes` put over them."""
         options = self._repair_options(wishes)
@@ -277,19 +264,12 @@ class LM:
             )
         return Repair(self.engine, text, row, options, seed)
 
-    def start_correct(
-        self, repair: Repair, record: bool = False
-    ) -> tuple[Run, Callable[[Sample], Correction]]:
+    def start_correct(self, repair: Repair, record: bool = False) -> tuple[Run, Callable[[Sample], Correction]]:
         """A repair by the reverse process, to be watched: its run, and what makes a correction of the run's sample."""
         options = repair.options
         plan = make_plan(
             SamplingOptions(grid=self.sampling.grid, steps=options.steps, final=options.final),
-            {
-                "draw_filters": Filters(top_p=options.top_p),
-                "seed": repair.seed,
-                "record": True,
-                "stop": False,
-            },
+            {"draw_filters": Filters(top_p=options.top_p), "seed": repair.seed, "record": True, "stop": False},
             start=options.strength,
         )
         return Run(repair.engine, [repair.row], plan), lambda sample: repair.of_walk(sample, record)

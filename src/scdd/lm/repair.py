@@ -102,12 +102,7 @@ class Repair:
         assert sample.trajectory is not None
         scored = score_tokens(self.engine, self.row, self.options)
         p_after = sample.trajectory.last_log_p.double().exp().nan_to_num(0.0).tolist()
-        how = {
-            "steps": sample.steps,
-            "nfe": scored.nfe + sample.nfe,
-            "sampler": sample.sampler,
-            "final": sample.final,
-        }
+        how = {"steps": sample.steps, "nfe": scored.nfe + sample.nfe, "sampler": sample.sampler, "final": sample.final}
         correction = self._correction(scored, sample.tokens, p_after, how)
         return replace(correction, trajectory=sample.trajectory) if record else correction
 

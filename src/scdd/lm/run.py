@@ -195,8 +195,7 @@ class Run:
         tokens, counts, nfe = last.tokens.tolist(), last.counts.tolist(), last.nfe.tolist()
         shown = frames if self.plan.record else []
         kept = [
-            torch.stack(list(each)).cpu()
-            for each in zip(*((f.tokens, f.moved, f.log_p) for f in shown), strict=True)
+            torch.stack(list(each)).cpu() for each in zip(*((f.tokens, f.moved, f.log_p) for f in shown), strict=True)
         ]
         for r, (text, w) in enumerate(due):
             inside = slice(1, 1 + w.stop - w.start)

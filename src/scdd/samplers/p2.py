@@ -36,6 +36,4 @@ class P2(P2Options, Sampler):
         worst = lowest(score, ctx.updatable, count)
         candidate = torch.where(masked, drawn, z_t)
         tokens = torch.where(worst, ctx.vocab.mask_id, candidate)
-        return Tokens(
-            tokens, torch.where(worst, -torch.inf, torch.where(masked, log_p, ctx.prediction.log_p_z))
-        )
+        return Tokens(tokens, torch.where(worst, -torch.inf, torch.where(masked, log_p, ctx.prediction.log_p_z)))

@@ -67,9 +67,7 @@ class Body(BaseModel):
 
     def chosen(self, options: type[Options]) -> dict[str, Any]:
         """What was asked for of these options."""
-        names = [
-            name for name in type(self).model_fields if name in get_type_hints(options) and name != "length"
-        ]
+        names = [name for name in type(self).model_fields if name in get_type_hints(options) and name != "length"]
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
 
@@ -131,9 +129,9 @@ class Correct(_Repair):  # type: ignore[misc]
 
     text: Annotated[Text, Field(min_length=1)]
     """The text."""
-    freeze: Annotated[
-        list[Text | Annotated[list[Whole], Field(min_length=2, max_length=2)]], Field(max_length=64)
-    ] = Field(default_factory=list)
+    freeze: Annotated[list[Text | Annotated[list[Whole], Field(min_length=2, max_length=2)]], Field(max_length=64)] = (
+        Field(default_factory=list)
+    )
     """Pieces of the text, or [from, to) character ranges, that stay."""
     seed: Seed | None = None
     """reverse: the seed."""
