@@ -19,6 +19,7 @@ from scdd.processes.autoregressive import Autoregressive
 from scdd.processes.base import Process
 from scdd.samplers.base import Model, Sampler
 from scdd.samplers.loop import Frame, TokenRows, sample_loop
+from scdd.samplers.options import SamplingOptions
 from scdd.samplers.plan import SamplingPlan
 
 Array = NDArray[np.float64]
@@ -79,7 +80,10 @@ def walk(
 ) -> Iterator[Frame]:
     """The loop's frames, every one unless `record=False`."""
     given = rows if isinstance(rows, TokenRows) else TokenRows(rows)
-    return sample_loop(model, SamplingPlan(sampler, tuple(times), **{"record": True, **plan}), given, rng)
+    options = SamplingOptions(**{name: plan.pop(name) for name in ("final", "tolerance") if name in plan})
+    return sample_loop(
+        model, SamplingPlan(sampler, tuple(times), **{"record": True, "options": options, **plan}), given, rng
+    )
 
 
 def one_step(

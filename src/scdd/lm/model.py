@@ -25,8 +25,8 @@ from scdd.ops.common import Filters
 from scdd.processes.autoregressive import Autoregressive
 from scdd.processes.base import Process
 from scdd.samplers.base import Model, Sampler
-from scdd.samplers.options import ArOptions, Final, GridKind, SamplerOptions, SamplingOptions
-from scdd.samplers.plan import SamplingChanges, SamplingPlan, make_plan
+from scdd.samplers.options import ArOptions, Final, GridKind, SamplerOptions, SamplingChanges, SamplingOptions
+from scdd.samplers.plan import SamplingPlan, make_plan
 
 Grid = GridKind | Sequence[float]
 

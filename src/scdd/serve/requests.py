@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, TypeA
 from scdd.core.options import Options
 from scdd.lm.options import RepairOptions
 from scdd.processes.options import PROCESSES, ProcessOptions
-from scdd.samplers.options import SAMPLER_NAMES, GridKind, SamplerOptions, SamplingOptions
+from scdd.samplers.options import DRAWING, SAMPLER_NAMES, GridKind, SamplerOptions, SamplingOptions
 
 
 def _is_text(value: str) -> str:
@@ -78,8 +78,7 @@ class Reverse(Body):
     """Another reverse process: by name with the model's own schedule, or a section as recipes spell it."""
 
 
-SAMPLING = ("steps", "sampler", "grid", "final", "top_p", "top_k", "temperature", "tolerance")
-_How: Any = create_model("_How", __base__=Reverse, **fields_of(SamplingOptions, *SAMPLING))
+_How: Any = create_model("_How", __base__=Reverse, **fields_of(SamplingOptions, *DRAWING))
 _Repair: Any = create_model("_Repair", __base__=Reverse, **fields_of(RepairOptions))
 
 
