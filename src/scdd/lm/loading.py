@@ -66,7 +66,7 @@ def load(
         TextTokenizer(checkpoint.tokenizer, str(checkpoint.folder / "tokenizer.json")),
         context or (spec.length if spec is not None else CONTEXT),
         sampling=spec.sampling if spec is not None else SamplingOptions(),
-        repair=RepairOptions(**checkpoint.extra.get(REPAIR, {})),
+        repair=_repair(checkpoint),
         quality=_quality(checkpoint, network.config),
         name="the bundled model" if source in (None, BUNDLED_NAME) else str(source),
     )
@@ -133,6 +133,16 @@ def _process(
     if isinstance(trained, Autoregressive):
         raise UserError(f"{checkpoint.folder} is autoregressive and has no process: leave process out.", "process")
     return process_of_kind(wanted, checkpoint.vocab, trained.schedule)
+
+
+def _repair(checkpoint: bundle.Bundle) -> RepairOptions:
+    """The repair options that the model comes with: a threshold is measured on a model, not on all of them."""
+    try:
+        return RepairOptions(**checkpoint.extra.get(REPAIR, {}))
+    except (TypeError, UserError) as error:
+        raise UserError(
+            f"{checkpoint.folder}'s {bundle.META} has wrong repair options ({error}): mend them."
+        ) from error
 
 
 def _quality(checkpoint: bundle.Bundle, config: DiTConfig) -> QualityHead | None:

@@ -129,20 +129,23 @@ class LM:
         rows_per_forward: int | None = None,
         record: bool = False,
         stop: bool | None = None,
+        progress: bool = False,
     ) -> tuple[Sample, ...]:
         """`num` texts of `length` tokens (default: the recipe's, or the context), for each prompt if there are several.
 
         What is left out is as the model's recipe has it (`lm.sampling`). `sampler` is a name such as "remdm-conf", its
         options, or a `Sampler` of your own; `grid` a kind, or times of your own; `tolerance` stops a text when fewer than
-        so many tokens are expected to change; `record` keeps every step in `Sample.trajectory`. A text is cut at its first
-        end-of-text token unless `stop=False` or there is a suffix. Beyond the context it is written window by window.
+        so many tokens are expected to change; `record` keeps every step in `Sample.trajectory`; `progress` shows a bar, in
+        notebooks too. A text is cut at its first end-of-text token unless `stop=False` or there is a suffix. Beyond the
+        context it is written window by window.
         """
         plan = self.plan(
             steps=steps, seed=seed, sampler=sampler, grid=grid, final=final, top_p=top_p, top_k=top_k,
             temperature=temperature, tolerance=tolerance, batch_size=batch_size, rows_per_forward=rows_per_forward,
             record=record, stop=not suffix if stop is None else stop,
         )  # fmt: skip
-        return self.start(num, length=length, prompt=prompt, suffix=suffix, plan=plan).results
+        run = self.start(num, length=length, prompt=prompt, suffix=suffix, plan=plan)
+        return run.with_bar() if progress else run.results
 
     def start(
         self,
@@ -182,6 +185,7 @@ class LM:
         batch_size: int = 16,
         rows_per_forward: int | None = None,
         record: bool = False,
+        progress: bool = False,
     ) -> tuple[Sample, ...]:
         """Texts with their [MASK] and [MASK:12] spans filled in, `num` of each; all other tokens stay as they are.
 
@@ -192,7 +196,8 @@ class LM:
             temperature=temperature, tolerance=tolerance, batch_size=batch_size, rows_per_forward=rows_per_forward,
             record=record,
         )  # fmt: skip
-        return self.start_infill(text, num, blocks=blocks, plan=plan).results
+        run = self.start_infill(text, num, blocks=blocks, plan=plan)
+        return run.with_bar() if progress else run.results
 
     def start_infill(
         self, text: str | Sequence[str], num: int = 1, *, blocks: bool = False, plan: SamplingPlan | None = None
