@@ -184,7 +184,7 @@ def test_pickers_come_from_the_recipes_schema(page: Any, site: Client) -> None:
     schema = site.get("/v1/settings").json["recipe_schema"]["$defs"]
     kinds = list(schema["SamplingOptions"]["properties"]["sampler"]["discriminator"]["mapping"])
     assert sorted(page.locator("#sampler option").all_text_contents()) == sorted(kinds)
-    assert page.locator("#grid option").all_text_contents() == schema["Grid"]["properties"]["kind"]["enum"]
+    assert page.locator("#grid option").all_text_contents() == schema["GridOptions"]["properties"]["kind"]["enum"]
     assert page.locator("#final option").all_text_contents() == schema["SamplingOptions"]["properties"]["final"]["enum"]
     page.select_option("#sampler", "gidd-correct")
     assert page.locator("#sampler-corrections").input_value() == "64"

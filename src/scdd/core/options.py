@@ -97,7 +97,7 @@ class Rule:
             next((self.bounds[n] for n in names if n in self.bounds), None) for names in (("gt", "ge"), ("lt", "le"))
         )
         if high is None or high == math.inf:
-            return f"choose one above {low:g}" if "gt" in self.bounds else f"choose {low:g} or more"
+            return f"choose a finite one above {low:g}" if "gt" in self.bounds else f"choose {low:g} or more"
         ends = "(" if "gt" in self.bounds else "[", ")" if "lt" in self.bounds else "]"
         shown = (f"{bound:,}" if isinstance(bound, int) else f"{bound:g}" for bound in (low, high))
         return f"choose one in {ends[0]}{', '.join(shown)}{ends[1]}"

@@ -60,7 +60,8 @@ def score_tokens(engine: Engine, row: Row, options: RepairOptions) -> Scored:
         mended = one_pass(best, z, frozen, options.threshold)
         move = process.transition(z, best.log_p_z.exp(), CLEAN, options.strength)
         p_z = best.log_p_z.double().exp()
-        doubt = (1.0 - move.keep - move.model * p_z).clamp(0.0, 1.0)
+        # where the schedule leaves a token no probability at all, nothing speaks for it
+        doubt = (1.0 - move.keep - move.model * p_z).nan_to_num(1.0).clamp(0.0, 1.0)
         fresh = slice(window.fresh - window.start + 1, window.stop - window.start + 1)
         columns = (z, p_z, best.tokens[..., 0], best.log_p[..., 0].double().exp(), doubt, mended)
         values = zip(*(column[0, fresh].tolist() for column in columns), strict=True)
