@@ -57,6 +57,7 @@ class State:
     counts: Tensor  # [B, 3] int64: positions unmasked, corrected and remasked so far
     nfe: Tensor  # [B] int64: network evaluations so far
     done: Tensor  # [B]: rows that have finished early
+    memory: dict[str, Any] = field(default_factory=dict)  # the sampler's own
 
 
 class Step(NamedTuple):
@@ -83,8 +84,10 @@ class Context:
     rng: CounterRNG
     evaluated: Prediction | None
     """None for samplers that read the network themselves."""
-    memory: dict[str, Any] = field(default_factory=dict)
-    """The sampler's own scratchpad, kept from step to step."""
+    @property
+    def memory(self) -> dict[str, Any]:
+        """The sampler's own scratchpad, kept from step to step."""
+        return self.state.memory
 
     @property
     def prediction(self) -> Prediction:

@@ -69,7 +69,6 @@ def sample_loop(model: Model, plan: SamplingPlan, rows: TokenRows, rng: CounterR
     groups = row_groups(rows.tokens, rows.lengths, plan.rows_per_forward)
     rows_may_end = plan.sampler.finishes or plan.tolerance is not None
     frame = Frame(0, 0, 0.0, 0.0, state.tokens, _nothing(state), state.log_p, state.counts, state.nfe)
-    memory: dict[str, object] = {}
     for step in steps:
         # evaluate
         prediction = None
@@ -77,7 +76,7 @@ def sample_loop(model: Model, plan: SamplingPlan, rows: TokenRows, rng: CounterR
             active = _active(groups, state) if rows_may_end else groups
             prediction = Prediction(model.denoiser, active, state.tokens, step.t, plan.filters)
         # decide
-        context = Context(model, plan, state, step, rng, prediction, memory)
+        context = Context(model, plan, state, step, rng, prediction)
         stopping = _stopping(context)
         if stopping is not None:
             context = _towards_the_end(context, stopping)
@@ -190,6 +189,7 @@ def _record(context: Context, new: Tokens, stopping: Tensor | None) -> tuple[Sta
         counts=state.counts + torch.stack([(moved == kind).sum(1) for kind in (1, 2, 3)], dim=1),
         nfe=state.nfe + (~state.done).to(torch.int64),
         done=done,
+        memory=state.memory,
     )
     return after, moved.to(torch.int8)
 
