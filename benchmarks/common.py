@@ -33,9 +33,7 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     return args
 
 
-def measure(
-    work: Callable[[], object], device: str, repeats: int, warmup: int = 5
-) -> tuple[list[float], float]:
+def measure(work: Callable[[], object], device: str, repeats: int, warmup: int = 5) -> tuple[list[float], float]:
     """(Milliseconds of each repeat, peak GiB while they ran), after a warm-up that compiles what is compiled."""
     for _ in range(warmup):
         work()
@@ -44,9 +42,7 @@ def measure(
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    marks = [
-        (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)
-    ]
+    marks = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]
     for start, stop in marks:
         start.record()
         work()
@@ -67,9 +63,7 @@ def _on_cpu(work: Callable[[], object], repeats: int) -> tuple[list[float], floa
 
 def cpu_peak(work: Callable[[], object]) -> int:
     """Bytes of the highest sum of live CPU tensor memory during one run of `work`, beyond what was there before."""
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
-    ) as profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         work()
     live = peak = 0
     for event in sorted(profile.profiler.kineto_results.events(), key=lambda event: event.start_ns()):
@@ -80,11 +74,7 @@ def cpu_peak(work: Callable[[], object]) -> int:
 
 
 def result(
-    name: str,
-    timing: tuple[list[float], float],
-    tokens: int,
-    flops: float | None = None,
-    rate: float | None = None,
+    name: str, timing: tuple[list[float], float], tokens: int, flops: float | None = None, rate: float | None = None
 ) -> Result:
     """A line from `measure`'s answer."""
     times, peak = timing

@@ -50,9 +50,7 @@ class Setup:
         """z_t with each visible token replaced by a draw of x_θ at its own position."""
         hidden = self.network.hidden(self.z_t, self.t).flatten(0, 1)
         visible = (self.z_t != self.vocab.mask_id).flatten()
-        drawn = redraw(
-            hidden, self.model.head, visible, None, filters, self.z_t.flatten(), impl=self.args.impl
-        )
+        drawn = redraw(hidden, self.model.head, visible, None, filters, self.z_t.flatten(), impl=self.args.impl)
         return torch.where(visible, drawn.tokens, self.vocab.mask_id).view_as(self.z_t)
 
 

@@ -32,18 +32,12 @@ class Problem:
         self.x = self.vocab.token(torch.randint(size - 1, (rows,), device=device))
         t = torch.rand(rows, dtype=torch.float64, device=device) * 0.9 + 0.05
         self.z_t = process.corrupt(self.x, t)
-        self.rows: ElboCoefficients = process.elbo_coefficients(self.x, self.z_t, t, t - 1e-3).scaled(
-            1e3 / rows
-        )
+        self.rows: ElboCoefficients = process.elbo_coefficients(self.x, self.z_t, t, t - 1e-3).scaled(1e3 / rows)
 
     def gradients(self, impl: str, dtype: torch.dtype | None = None) -> list[Tensor]:
         """Gradients of the summed loss by hidden states, weight and bias."""
-        inputs = [
-            v.detach().to(dtype or v.dtype).requires_grad_() for v in (self.hidden, self.weight, self.bias)
-        ]
-        total, _ = elbo(
-            inputs[0], Head(inputs[1], self.vocab, inputs[2]), self.x, self.z_t, self.rows, impl=impl
-        )
+        inputs = [v.detach().to(dtype or v.dtype).requires_grad_() for v in (self.hidden, self.weight, self.bias)]
+        total, _ = elbo(inputs[0], Head(inputs[1], self.vocab, inputs[2]), self.x, self.z_t, self.rows, impl=impl)
         return list(torch.autograd.grad(total, inputs))
 
     def work(self, impl: str) -> Callable[[], object]:

@@ -26,14 +26,10 @@ from scdd.objectives.times import Times
 from scdd.processes.base import Process
 
 
-def uniform_times(
-    process: Process, indices: list[int], estimator: NelboEstimator, device: torch.device
-) -> list[Times]:
+def uniform_times(process: Process, indices: list[int], estimator: NelboEstimator, device: torch.device) -> list[Times]:
     """Independent uniform i = 1 … T: the exact bound, constants kept, with the reference's spread of times."""
     assert estimator.steps is not None
-    drawn = uniforms(
-        (len(indices), estimator.looks), CounterRNG(derive_seed(estimator.seed, "times"), indices, device)
-    )
+    drawn = uniforms((len(indices), estimator.looks), CounterRNG(derive_seed(estimator.seed, "times"), indices, device))
     before = (drawn * estimator.steps).floor()
     weight = torch.full((len(indices),), float(estimator.steps), dtype=torch.float64, device=device)
     return [Times((b + 1) / estimator.steps, b / estimator.steps, weight) for b in before.unbind(1)]
@@ -42,9 +38,7 @@ def uniform_times(
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("checkpoint", nargs="?", help="checkpoint or run folder; default: the bundled model")
-    parser.add_argument(
-        "--text", action="append", required=True, help="text file, JSON lines, folder or shards"
-    )
+    parser.add_argument("--text", action="append", required=True, help="text file, JSON lines, folder or shards")
     parser.add_argument("--rows", type=int, default=32)
     parser.add_argument("--looks", type=int, default=8)
     parser.add_argument("--steps", type=int, default=1000, help="T of the grid")

@@ -69,9 +69,7 @@ def deliver(folder: Path, length: int, batch_size: int, batches: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sources", nargs="+")
     parser.add_argument("--workers", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--tokenizer")
@@ -88,11 +86,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         outs = [Path(folder) / str(workers) for workers in given.workers]
         found = {
-            measure(
-                Preparation(
-                    given.sources, out, tokenizer=given.tokenizer, train_tokenizer=size, workers=workers
-                )
-            )
+            measure(Preparation(given.sources, out, tokenizer=given.tokenizer, train_tokenizer=size, workers=workers))
             for out, workers in zip(outs, given.workers, strict=True)
         }
         assert len(found) == 1, "the number of workers changed the bytes"

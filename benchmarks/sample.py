@@ -50,16 +50,12 @@ SAMPLERS = {"ancestral": Ancestral(), "remdm": Remdm(), "remdm-conf": Remdm(vari
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", default="small", choices=list(SIZES))
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--steps", type=int, default=128)
     parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument(
-        "--vocab", type=int, default=50_258, help="ids in all, the mask (the last one) included"
-    )
+    parser.add_argument("--vocab", type=int, default=50_258, help="ids in all, the mask (the last one) included")
     parser.add_argument("--top-p", type=float, default=0.9)
     parser.add_argument("--process", default="scdd", choices=list(PROCESSES))
     parser.add_argument("--sampler", default="ancestral", choices=list(SAMPLERS))
@@ -119,10 +115,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     """The medians of a few walks after a warm-up one."""
     model = network(args)
     found: dict[str, Any] = {
-        **{
-            name: getattr(args, name)
-            for name in ("size", "length", "steps", "batch", "vocab", "process", "sampler")
-        },
+        **{name: getattr(args, name) for name in ("size", "length", "steps", "batch", "vocab", "process", "sampler")},
         "top_p": args.top_p,
         "device": torch.cuda.get_device_name() if args.device.startswith("cuda") else args.device,
         "torch": torch.__version__,
@@ -140,9 +133,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             "nfe": walks[0][1],
             "peak_gib": round(peak(args), 3),
         }
-    found["recording_overhead"] = round(
-        found["frames_on"]["ms_per_step"] / found["frames_off"]["ms_per_step"] - 1, 4
-    )
+    found["recording_overhead"] = round(found["frames_on"]["ms_per_step"] / found["frames_off"]["ms_per_step"] - 1, 4)
     return found
 
 
@@ -157,9 +148,7 @@ def main() -> None:
         print(
             f"{name:<11} {one['ms_per_step']:9.3f} ms/step  {one['tokens_per_s']:>10,} tokens/s  {one['peak_gib']:.2f} GiB"
         )
-    print(
-        f"recording costs {found['recording_overhead']:.1%}; {found['frames_off']['nfe']} evaluations a walk"
-    )
+    print(f"recording costs {found['recording_overhead']:.1%}; {found['frames_off']['nfe']} evaluations a walk")
 
 
 if __name__ == "__main__":

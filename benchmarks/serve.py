@@ -36,9 +36,7 @@ sys.path.insert(0, str(ROOT / "src"))
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="bundled, or a checkpoint or run folder; default: random weights")
     parser.add_argument("--size", default="nano", help="of the random model")
     parser.add_argument("--vocab", type=int, default=1024, help="of the random model")
@@ -53,9 +51,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--group", type=int, help="rows of an evaluation; default: the server's own choice")
     parser.add_argument("--lone", action="store_true", help="measure one request at a time instead")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument(
-        "--timeout", type=float, default=600.0, help="the server's; a batch takes less than half of it"
-    )
+    parser.add_argument("--timeout", type=float, default=600.0, help="the server's; a batch takes less than half of it")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
 
@@ -78,14 +74,9 @@ def random_model(folder: Path, size: str, vocab: int, length: int) -> Path:
         for parameter in model.parameters():
             if not parameter.any():
                 parameter.normal_(0.0, 0.02, generator=generator)
-    spec = recipe.load(
-        "nano", [f"model.size={size}", f"data.length={length + 2}", f"data.vocab_size={vocab}"]
-    )
+    spec = recipe.load("nano", [f"model.size={size}", f"data.length={length + 2}", f"data.vocab_size={vocab}"])
     identity = Identity(
-        recipe=recipe.dumps(spec),
-        vocab=tokenizer.vocab,
-        tokenizer=tokenizer.to_str(),
-        network=asdict(model.config),
+        recipe=recipe.dumps(spec), vocab=tokenizer.vocab, tokenizer=tokenizer.to_str(), network=asdict(model.config)
     )
     return write(folder, identity, dict(model.state_dict()))
 
@@ -99,12 +90,7 @@ def served(args: argparse.Namespace, model: str, *options: str, threads: int | N
     command += ["--max-queue", "4096", "--timeout", str(args.timeout), "--max-steps", "100000", *options]
     command += ["--compile"] if args.compile else []
     process = subprocess.Popen(
-        command,
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, **extra},
+        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, cwd=ROOT, env={**os.environ, **extra}
     )
     assert process.stderr is not None
     try:
@@ -172,7 +158,7 @@ def measure(args: argparse.Namespace, model: str) -> dict[str, Any]:
 
 def inside(args: argparse.Namespace) -> None:
     """What a server does for a lone request, without the server."""
-    from scdd.cli.machine import calm_threads
+    from scdd.cli.main import calm_threads
 
     calm_threads()
     from scdd.lm.loading import load
@@ -226,9 +212,7 @@ def main() -> None:
         return
     for name, values in found["requests_per_s"].items():
         print(f"{name:<26} {statistics.median(values):9.3f} requests/s   {values}")
-    print(
-        f"batching is worth {found['ratio']:.2f}×; answers equal to serial ones: {found['equal_to_serial']}"
-    )
+    print(f"batching is worth {found['ratio']:.2f}×; answers equal to serial ones: {found['equal_to_serial']}")
 
 
 if __name__ == "__main__":

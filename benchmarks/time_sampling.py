@@ -102,9 +102,7 @@ VARIANTS: dict[str, Variant] = {
     "gidd+": only(dynamic(LowDiscrepancy), process=lambda vocab: GIDD(vocab, Peaked(0.2))),
     "mdlm": only(elbo(LowDiscrepancy), process=lambda vocab: MDLM(vocab, Masked())),
 }
-DEFAULT = (
-    "uniform,low-discrepancy,importance,adaptive,dynamic,dynamic-importance,dynamic-early,dynamic-then-elbo"
-)
+DEFAULT = "uniform,low-discrepancy,importance,adaptive,dynamic,dynamic-importance,dynamic-early,dynamic-then-elbo"
 
 
 class Bench:
@@ -137,9 +135,7 @@ class Bench:
 
     def nelbo(self, process: Process) -> tuple[float, float]:
         """Mean over looks, and its standard error."""
-        reporter = (
-            self.reporter if not isinstance(process, MDLM) else DiffusionObjective(process, ElboOptions(None))
-        )
+        reporter = self.reporter if not isinstance(process, MDLM) else DiffusionObjective(process, ElboOptions(None))
         parallel = self.parallel(reporter)
         rows = self.held[0].tokens.shape[0]
         looks = [validate(parallel, self.held, look, rows).mean for look in range(self.args.looks)]
@@ -242,9 +238,7 @@ def plot(results: dict[str, Any], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shards", help="folder that scdd prepare wrote, with a validation split")
     parser.add_argument("--out", type=Path, default=Path("build/time_sampling"))
     parser.add_argument("--variants", default=DEFAULT, help=f"comma-separated, of {', '.join(VARIANTS)}")
@@ -286,15 +280,9 @@ def main() -> None:
     tokens = args.batch * args.length
     where = torch.cuda.get_device_name() if bench.device.type == "cuda" else "cpu"
     print(
-        f"{where}: {rate:.2f} steps/s, {rate * tokens / 1e3:.0f} k tokens/s; {total} steps for each variant",
-        flush=True,
+        f"{where}: {rate:.2f} steps/s, {rate * tokens / 1e3:.0f} k tokens/s; {total} steps for each variant", flush=True
     )
-    results: dict[str, Any] = {
-        "device": where,
-        "torch": torch.__version__,
-        "steps_per_second": rate,
-        "curves": {},
-    }
+    results: dict[str, Any] = {"device": where, "torch": torch.__version__, "steps_per_second": rate, "curves": {}}
     results["settings"] = {key: str(value) for key, value in vars(args).items()}
     for name in names:
         took = time.perf_counter() - begun

@@ -107,19 +107,13 @@ def main() -> None:
     args.add_argument("--impl", default="auto", help="of ops.elbo")
     args.add_argument("--eager", action="store_true", help="compile nothing")
     args.add_argument("--cudagraphs", action="store_true", help="replay the compiled passes as CUDA graphs")
-    args.add_argument(
-        "--only", default="", help="measure only the steps whose name contains this, and the plain one"
-    )
-    args.add_argument(
-        "--attention", default="", help="cudnn, flash or efficient first; default: as torch chooses"
-    )
+    args.add_argument("--only", default="", help="measure only the steps whose name contains this, and the plain one")
+    args.add_argument("--attention", default="", help="cudnn, flash or efficient first; default: as torch chooses")
     setup = Setup(args := args.parse_args())
     if args.attention:
         names = {"cudnn": "CUDNN_ATTENTION", "flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION"}
         backend = getattr(torch.nn.attention.SDPBackend, names[args.attention])
-        torch.nn.attention.sdpa_kernel(
-            [backend, torch.nn.attention.SDPBackend.MATH], set_priority=True
-        ).__enter__()
+        torch.nn.attention.sdpa_kernel([backend, torch.nn.attention.SDPBackend.MATH], set_priority=True).__enter__()
     rate, tokens = matmul_rate(), setup.tokens.numel()
     vocab, peaked = setup.vocab, Peaked(0.2)
     works = {
@@ -134,13 +128,9 @@ def main() -> None:
     for name, work in works.items():
         work()
         if not setup.norm.isfinite():
-            raise SystemExit(
-                f"{name}: the gradient's norm is {setup.norm.item()}; a broken step is not worth timing"
-            )
+            raise SystemExit(f"{name}: the gradient's norm is {setup.norm.item()}; a broken step is not worth timing")
         lines.append(result(name, measure(work, args.device, args.repeats), tokens, flops(setup), rate))
-    lines.append(
-        result("plain cross-entropy, again", measure(works[lines[0].name], args.device, args.repeats), tokens)
-    )
+    lines.append(result("plain cross-entropy, again", measure(works[lines[0].name], args.device, args.repeats), tokens))
     report(
         f"training step, {args.size}, V = {args.vocab}, batch {args.batch} × {args.length}, {args.device}",
         lines,

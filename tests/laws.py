@@ -67,16 +67,7 @@ KINDS: dict[str, type[Process]] = {"SCDD": SCDD, "GIDD": GIDD, "MDLM": MDLM}
 NAMES = [(kind, name) for kind in KINDS for name in SCHEDULES if kind != "MDLM" or name in MASK_ONLY]
 
 # (s, t) from one step of a thousand to the whole way, both ends included
-PAIRS = [
-    (0.0, 0.001),
-    (0.0, 0.4),
-    (0.2, 0.201),
-    (0.3, 0.7),
-    (0.7, 0.999),
-    (0.5, 1.0),
-    (0.999, 1.0),
-    (0.0, 1.0),
-]
+PAIRS = [(0.0, 0.001), (0.0, 0.4), (0.2, 0.201), (0.3, 0.7), (0.7, 0.999), (0.5, 1.0), (0.999, 1.0), (0.0, 1.0)]
 INSIDE = [0.02, 0.3, 0.5, 0.77, 0.97]
 
 moderate = settings(deadline=None, max_examples=40, derandomize=True, suppress_health_check=list(HealthCheck))

@@ -156,9 +156,7 @@ def continuous(x: int, x_theta: Array, z_t: int, at: Pair, slope: Pair, m: int) 
     ordinary = [v for v in range(V) if v != m]
     if z_t == m:
         return Real(sum(dgamma / (1 - gamma) * true[v] * np.log(model[v]) for v in ordinary))
-    jumps = sum(
-        true[v] * drho / rho / K / true[z_t] * np.log(model[v] / model[z_t]) for v in ordinary if v != z_t
-    )
+    jumps = sum(true[v] * drho / rho / K / true[z_t] * np.log(model[v] / model[z_t]) for v in ordinary if v != z_t)
     return jumps - drho * (1 / K - x_theta[z_t]) / model[z_t]
 
 

@@ -38,10 +38,7 @@ def random_state(
             "mlp.2.bias": draw(width),
         }
         if adaptive:
-            block |= {
-                "adaLN_modulation.weight": draw(6 * width, cond),
-                "adaLN_modulation.bias": draw(6 * width),
-            }
+            block |= {"adaLN_modulation.weight": draw(6 * width, cond), "adaLN_modulation.bias": draw(6 * width)}
         state |= {f"blocks.{i}.{name}": value for name, value in block.items()}
     state |= {"output_layer.norm_final.weight": 1 + draw(width)}
     state |= {"output_layer.linear.weight": draw(rows, width), "output_layer.linear.bias": draw(rows)}

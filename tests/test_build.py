@@ -51,17 +51,8 @@ def test_paper_recipes_hold_the_paper_s_numbers(corpus: str, system: str) -> Non
     length, steps, batch = TABLE[corpus]
     training = spec.training
     assert (spec.data.length, training.steps, training.batch_size) == (length, steps, batch)
-    assert (training.learning_rate, training.initial_learning_rate, training.warmup_steps) == (
-        5e-4,
-        1e-6,
-        10_000,
-    )
-    assert (training.betas, training.epsilon, training.weight_decay, training.clip) == (
-        (0.9, 0.999),
-        1e-9,
-        0.02,
-        1.0,
-    )
+    assert (training.learning_rate, training.initial_learning_rate, training.warmup_steps) == (5e-4, 1e-6, 10_000)
+    assert (training.betas, training.epsilon, training.weight_decay, training.clip) == ((0.9, 0.999), 1e-9, 0.02, 1.0)
     assert (training.ema, training.final_fraction, training.precision) == (0.9999, 0.1, "bf16")
     assert training.muon is None
     kind = "ar" if system == "ar" else "ancestral"
@@ -179,13 +170,7 @@ def test_texts_are_split_by_document_and_a_single_one_by_its_end(tmp_path: Path)
     assert bundled.valid is not None
     assert bundled.train.n_documents > bundled.valid.n_documents >= 1
     (tmp_path / "one.txt").write_text("abcdefghij" * 100, encoding="utf-8")
-    data = {
-        "kind": "text",
-        "path": str(tmp_path / "one.txt"),
-        "vocab_size": 300,
-        "length": 8,
-        "valid_fraction": 0.1,
-    }
+    data = {"kind": "text", "path": str(tmp_path / "one.txt"), "vocab_size": 300, "length": 8, "valid_fraction": 0.1}
     one = build.corpus(small(data=data))
     assert one.valid is not None
     tokens = one.train.read(0, one.train.n_tokens - 1)

@@ -22,9 +22,7 @@ VOCAB = Vocab(50, 49)
 TOKENIZER = '{"model": {"vocab": {"a": 0, "b": 1}}}'
 
 
-IDENTITY = Identity(
-    recipe="name: run\n", vocab=VOCAB, tokenizer=TOKENIZER, network={"depth": 2}, extra={"note": "ö"}
-)
+IDENTITY = Identity(recipe="name: run\n", vocab=VOCAB, tokenizer=TOKENIZER, network={"depth": 2}, extra={"note": "ö"})
 
 
 def save(
@@ -34,10 +32,7 @@ def save(
     tokenizer: str | None = TOKENIZER,
     more: Callable[[Path], None] | None = None,
 ) -> Path:
-    weights = weights or {
-        "layer.weight": torch.full((4, 3), float(step)),
-        "half": torch.ones(2, dtype=torch.bfloat16),
-    }
+    weights = weights or {"layer.weight": torch.full((4, 3), float(step)), "half": torch.ones(2, dtype=torch.bfloat16)}
     identity = replace(IDENTITY, step=step, tokens=100 * step, tokenizer=tokenizer)
     return write(folder, identity, weights, more=more)
 

@@ -154,17 +154,12 @@ def lightning(tmp_path: Path) -> Path:
         "epoch": 1,
         "global_step": 1234,
         "pytorch-lightning_version": "2.2.1",
-        "state_dict": prefixed(raw)
-        | {"noise.sigma_max": torch.tensor(1.0), "train_metrics.nll": torch.zeros(())},
+        "state_dict": prefixed(raw) | {"noise.sigma_max": torch.tensor(1.0), "train_metrics.nll": torch.zeros(())},
         "loops": {"fit_loop": {"state_dict": {}}},
         "callbacks": {"ModelCheckpoint": {"best": Path("x"), "seen": {1, 2}}},
         "optimizer_states": [{"state": {0: {"step": torch.tensor(5.0), "exp_avg": torch.randn(3)}}}],
         "hyper_parameters": {"config": config, "tokenizer": node("gpt2")},
-        "ema": {
-            "decay": 0.9999,
-            "num_updates": 9,
-            "shadow_params": [torch.nn.Parameter(p) for p in parameters],
-        },
+        "ema": {"decay": 0.9999, "num_updates": 9, "shadow_params": [torch.nn.Parameter(p) for p in parameters]},
         "sampler": {"random_state": None},
     }
     file = tmp_path / "last.ckpt"
@@ -195,9 +190,7 @@ def test_a_lightning_checkpoint_gives_its_ema_weights(lightning: Path, tmp_path:
 
 def test_an_ema_of_another_network_is_refused(tmp_path: Path) -> None:
     for shadow in ([torch.zeros(3)] * 40, [torch.zeros(3)]):
-        torch.save(
-            {"state_dict": prefixed(reference()), "ema": {"shadow_params": shadow}}, tmp_path / "x.ckpt"
-        )
+        torch.save({"state_dict": prefixed(reference()), "ema": {"shadow_params": shadow}}, tmp_path / "x.ckpt")
         with pytest.raises(UserError, match="ema=False"):
             load(tmp_path / "x.ckpt")
 
@@ -220,9 +213,7 @@ def test_a_tokenizer_beside_gidds_file_tells_the_vocabulary(tmp_path: Path) -> N
     torch.save(gidd(), tmp_path / "model.pt")
     added = '[{"id": 49, "content": "[MASK]"}]'
     entries = ", ".join(f'"t{i}": {i}' for i in range(49))
-    (tmp_path / "tokenizer.json").write_text(
-        f'{{"model": {{"vocab": {{{entries}}}}}, "added_tokens": {added}}}'
-    )
+    (tmp_path / "tokenizer.json").write_text(f'{{"model": {{"vocab": {{{entries}}}}}, "added_tokens": {added}}}')
     bundle = read(convert(tmp_path, tmp_path / "out"))
     assert bundle.vocab == Vocab(50, 49)
     assert bundle.tokenizer is not None

@@ -33,9 +33,7 @@ def nano() -> DiT:
     model = DiT(SIZES["nano"], VOCAB, generator)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "modulation" in name or name.startswith(
-                "output."
-            ):  # zero at the start, which would hide every error
+            if "modulation" in name or name.startswith("output."):  # zero at the start, which would hide every error
                 parameter.normal_(0.0, 0.1, generator=generator)
     return model.eval()
 
@@ -103,9 +101,7 @@ def test_a_row_of_zeros_and_a_row_with_one_outlier_do_not_disturb_the_others() -
     back, codes, _ = rows(matrix)
     assert torch.equal(back[1], torch.zeros(1024))
     assert torch.equal(back[[0, 2, 4]], alone[[0, 2, 4]])
-    assert float(back[3, 7]) == pytest.approx(
-        -1000.0
-    )  # cutting the outlier would cost more than the rest weighs
+    assert float(back[3, 7]) == pytest.approx(-1000.0)  # cutting the outlier would cost more than the rest weighs
     assert float((back[3] - matrix[3]).abs().amax()) <= 0.50002 * 1000 / TOP
     assert float(back[5, 0]) == pytest.approx(3.0)
     assert int(codes[5].count_nonzero()) == 1
@@ -120,9 +116,7 @@ def test_no_row_is_too_large_or_too_small(values: list[float], size: float) -> N
     back, _, scale = rows(matrix)
     assert bool(back.isfinite().all())
     assert bool((scale > 0).all())
-    assert (
-        float((back - matrix).abs().amax()) <= 0.005 * float(matrix.abs().amax()) + 2e-43
-    )  # the last subnormals
+    assert float((back - matrix).abs().amax()) <= 0.005 * float(matrix.abs().amax()) + 2e-43  # the last subnormals
 
 
 def test_a_matrix_worked_on_in_parts_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,9 +209,7 @@ def test_logits_in_8_bits_stay_near_and_broken_scales_do_not(tmp_path: Path) -> 
     )
 
     stored = load_file(folder / "model.safetensors")
-    shifted = {
-        k: v.roll(1) if k.endswith(SCALE) else v for k, v in stored.items()
-    }  # each row with another's scale
+    shifted = {k: v.roll(1) if k.endswith(SCALE) else v for k, v in stored.items()}  # each row with another's scale
     assert distance(unpack(shifted)) > 0.06
     coarse = {k: v // 16 * 16 if v.dtype == torch.int8 else v for k, v in stored.items()}  # 4 bits
     assert distance(unpack(coarse)) > 0.06
@@ -230,9 +222,7 @@ def test_the_quality_head_travels_with_the_network(tmp_path: Path) -> None:
     found = read(save(tmp_path / "run", weights, "int8")).weights
     assert found.keys() == weights.keys()
     back = QualityHead(128)
-    back.load_state_dict(
-        {k.removeprefix("quality."): v for k, v in found.items() if k.startswith("quality.")}
-    )
+    back.load_state_dict({k.removeprefix("quality."): v for k, v in found.items() if k.startswith("quality.")})
     states = randn(50, 128)
     with torch.no_grad():
         difference = float((back(states) - head(states)).norm() / head(states).norm())
@@ -241,12 +231,7 @@ def test_the_quality_head_travels_with_the_network(tmp_path: Path) -> None:
 
 
 def test_largest_change_names_the_matrix() -> None:
-    before = {
-        "a": torch.ones(2, 2),
-        "b": torch.full((2, 2), 2.0),
-        "bias": torch.ones(4),
-        "zero": torch.zeros(2, 2),
-    }
+    before = {"a": torch.ones(2, 2), "b": torch.full((2, 2), 2.0), "bias": torch.ones(4), "zero": torch.zeros(2, 2)}
     assert largest_change(before, before) == ("", 0.0)
     after = before | {"a": before["a"] * 1.1, "b": before["b"] * 1.2, "bias": torch.zeros(4)}
     name, share = largest_change(before, after)
@@ -316,8 +301,7 @@ def test_a_weight_without_its_scale_is_not_taken_for_numbers(
 
 @pytest.mark.parametrize("kind", ["bfloat16", "int8"])
 @pytest.mark.parametrize(
-    "weights",
-    [{"w": torch.ones(64, 64), "w" + SCALE: torch.ones(64)}, {"w": torch.ones(2, dtype=torch.int8)}],
+    "weights", [{"w": torch.ones(64, 64), "w" + SCALE: torch.ones(64)}, {"w": torch.ones(2, dtype=torch.int8)}]
 )
 def test_names_and_types_that_packing_needs_are_refused(kind: str, weights: dict[str, Tensor]) -> None:
     with pytest.raises(UserError, match="looks like a packed weight already"):
@@ -327,6 +311,4 @@ def test_names_and_types_that_packing_needs_are_refused(kind: str, weights: dict
 
 def test_whoever_may_read_the_recipe_may_read_the_weights(tmp_path: Path) -> None:
     write(tmp_path / "m", Identity(recipe="a: 1", vocab=VOCAB), {"w": randn(2, 2)})
-    assert (tmp_path / "m" / "model.safetensors").stat().st_mode == (
-        tmp_path / "m" / "recipe.yaml"
-    ).stat().st_mode
+    assert (tmp_path / "m" / "model.safetensors").stat().st_mode == (tmp_path / "m" / "recipe.yaml").stat().st_mode

@@ -74,9 +74,7 @@ def test_it_knows_english_from_noise(lm: LM) -> None:
 
 
 def test_a_gap_is_filled_and_the_rest_is_kept(lm: LM) -> None:
-    filled = lm.infill("The capital of France is[MASK:2] and the river[MASK:3] flows into the sea.", steps=8)[
-        0
-    ].text
+    filled = lm.infill("The capital of France is[MASK:2] and the river[MASK:3] flows into the sea.", steps=8)[0].text
     assert filled.startswith("The capital of France is")
     assert filled.endswith(" flows into the sea.")
     assert "[MASK" not in filled

@@ -45,9 +45,7 @@ def test_help_is_quick_and_lists_the_verbs_that_exist():
     result = scdd("--help")
     assert time.perf_counter() - start < 1.0 or min(_seconds("--help") for _ in range(3)) < 1.0
     assert result.returncode == 0
-    listed = {
-        line.split()[0] for line in result.stdout.partition("Commands:")[2].splitlines() if line.strip()
-    }
+    listed = {line.split()[0] for line in result.stdout.partition("Commands:")[2].splitlines() if line.strip()}
     assert "recipe" in listed
     assert listed <= set(cli.VERBS)
 
@@ -100,19 +98,12 @@ def test_user_error_is_one_line_a_mistake_and_exit_2(failing_verb, capsys: pytes
     ],
 )
 def test_options_are_spelt_as_they_are_typed(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    message: str,
-    option: str | None,
-    told: str,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], message: str, option: str | None, told: str
 ):
     module, app = ModuleType("recipe"), typer.Typer()
 
     def show(
-        text: str,
-        top_p: float = 1.0,
-        place: Annotated[str, typer.Option("-a", "--at")] = "",
-        blocks: bool = False,
+        text: str, top_p: float = 1.0, place: Annotated[str, typer.Option("-a", "--at")] = "", blocks: bool = False
     ) -> None:
         raise UserError(message, option)
 

@@ -29,9 +29,7 @@ def lm(tmp_path_factory: pytest.TempPathFactory) -> LM:
 
 
 @pytest.fixture
-def show(
-    lm: LM, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> Callable[[bool], tuple[str, dict[str, object]]]:
+def show(lm: LM, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[[bool], tuple[str, dict[str, object]]]:
     """The demo of a model of random weights, and the data of its page."""
 
     def run(plain: bool) -> tuple[str, dict[str, object]]:
@@ -107,9 +105,7 @@ def test_damage_can_be_read_back_token_by_token(lm: LM) -> None:
     assert tokenizer.encode(tokenizer.decode(broken)) == broken
     hit = [i for i, (a, b) in enumerate(zip(clean, broken, strict=True)) if a != b]
     assert 0.05 < len(hit) / len(clean) < 0.15
-    assert (
-        broken == verb.damaged(tokenizer, clean, 0.1, seed=0) != verb.damaged(tokenizer, clean, 0.1, seed=1)
-    )
+    assert broken == verb.damaged(tokenizer, clean, 0.1, seed=0) != verb.damaged(tokenizer, clean, 0.1, seed=1)
     assert verb.damaged(tokenizer, clean, 0.0, seed=0) == clean
     assert verb._tally(clean, hit, clean).startswith(f"{len(hit)} of {len(hit)} damaged")
     assert verb._tally(clean, hit, broken).startswith(f"0 of {len(hit)} damaged")

@@ -129,9 +129,7 @@ def test_in_place_and_twice(export: Export, run: Path, tmp_path: Path) -> None:
     code, printed, _ = export(out, "--out", out, "--weights", "int8", "--force")
     assert code == 0
     assert "MB of int8 →" in printed
-    assert all(
-        torch.allclose(value, codes[name], rtol=1e-6) for name, value in bundle.read(out).weights.items()
-    )
+    assert all(torch.allclose(value, codes[name], rtol=1e-6) for name, value in bundle.read(out).weights.items())
 
 
 @pytest.mark.parametrize("force", [(), ("--force",)])

@@ -55,20 +55,7 @@ def test_sample_prints_plain_text_in_a_pipe(scdd) -> None:
 
 def test_sample_json_is_one_object_a_line(scdd) -> None:
     code, out, _ = scdd(
-        *(
-            "sample",
-            "--num",
-            "3",
-            "--steps",
-            "4",
-            "--seed",
-            "5",
-            "--final",
-            "greedy",
-            "--top-p",
-            "0.9",
-            "--json",
-        )
+        *("sample", "--num", "3", "--steps", "4", "--seed", "5", "--final", "greedy", "--top-p", "0.9", "--json")
     )
     rows = [json.loads(line) for line in out.splitlines()]
     assert code == 0
@@ -121,9 +108,7 @@ def test_correct_and_score(scdd, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_trace_page_is_self_contained(scdd, tmp_path: Path) -> None:
     page = tmp_path / "way.html"
-    code, _, err = scdd(
-        "sample", "--num", "2", "--prompt", "</script><b>", "--length", "14", "--trace", str(page)
-    )
+    code, _, err = scdd("sample", "--num", "2", "--prompt", "</script><b>", "--length", "14", "--trace", str(page))
     assert code == 0
     assert str(page) in err
     html = page.read_text(encoding="utf-8")
@@ -213,9 +198,7 @@ def test_mistakes_are_one_sentence_and_exit_with_2(scdd, args: list[str], reason
     assert len(err.splitlines()) == 1
 
 
-def test_broken_utf8_and_missing_checkpoints(
-    scdd, model: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_broken_utf8_and_missing_checkpoints(scdd, model: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "stdin", Stdin(b"The \xff river"))
     code, _, err = scdd("correct")
     assert code == 2
@@ -236,9 +219,7 @@ def test_broken_utf8_and_missing_checkpoints(
 def test_windows_line_ends_and_byte_order_marks_are_no_text(scdd, tmp_path: Path) -> None:
     (tmp_path / "windows.txt").write_bytes(b"\xef\xbb\xbfThe river\r\nruns.\r\n")
     (tmp_path / "unix.txt").write_bytes(b"The river\nruns.\n")
-    windows, unix = (
-        scdd("score", "--json", "--file", str(tmp_path / f"{name}.txt")) for name in ("windows", "unix")
-    )
+    windows, unix = (scdd("score", "--json", "--file", str(tmp_path / f"{name}.txt")) for name in ("windows", "unix"))
     assert windows == unix
     assert json.loads(unix[1])["text"] == "The river\nruns."
 

@@ -19,6 +19,8 @@ from scdd.lm.loading import BUNDLED
 from scdd.lm.model import LM
 from scdd.lm.rows import continued, whole, with_spans
 from scdd.lm.run import windows
+from scdd.models.dit import DiT
+from scdd.models.options import DiTConfig
 from scdd.processes.mdlm import MDLM
 from scdd.processes.scdd import SCDD
 from scdd.samplers.ancestral import Ancestral
@@ -74,9 +76,7 @@ def test_generate(lm: LM) -> None:
     assert len({sample.text for sample in samples}) == 3
     assert all(VOCAB.mask_id not in sample.tokens for sample in samples)
     fields = samples[0].json()
-    assert {"text", "tokens", "seed", "steps", "nfe", "corrections", "sampler", "final", "process"} <= set(
-        fields
-    )
+    assert {"text", "tokens", "seed", "steps", "nfe", "corrections", "sampler", "final", "process"} <= set(fields)
     assert (fields["sampler"], fields["final"], fields["process"]) == ("ancestral", "ancestral", "scdd")
 
 
@@ -107,10 +107,7 @@ def test_infill_keeps_everything_but_the_spans(lm: LM) -> None:
         assert VOCAB.mask_id not in sample.tokens
         assert sample.unmasked == row.frozen.count(False)
     assert results[0].text.startswith("The")
-    assert (
-        lm.infill(texts[1], num=2, temperature=3.0)[0].tokens
-        == lm.infill(texts[1], temperature=3.0)[0].tokens
-    )
+    assert lm.infill(texts[1], num=2, temperature=3.0)[0].tokens == lm.infill(texts[1], temperature=3.0)[0].tokens
 
 
 def test_a_knowing_model_fills_in_the_truth() -> None:
@@ -250,17 +247,7 @@ def test_trajectory_ends_at_the_sample(lm: LM) -> None:
     assert int((way.moved == 2).sum()) == sample.corrections
 
 
-SAMPLERS = [
-    "remdm-cap",
-    "remdm-rescale",
-    "remdm-conf",
-    "remdm-loop",
-    "remdm",
-    "informed",
-    "prism",
-    "p2",
-    "threshold",
-]
+SAMPLERS = ["remdm-cap", "remdm-rescale", "remdm-conf", "remdm-loop", "remdm", "informed", "prism", "p2", "threshold"]
 
 
 def test_every_sampler_by_name(tmp_path: Path) -> None:
@@ -403,3 +390,39 @@ def test_rows() -> None:
     assert row.tokens.count(VOCAB.mask_id) == row.frozen.count(False) == 8 - row.frozen.count(True)
     one, space = with_spans(TOKENIZER, "The [MASK] sea"), with_spans(TOKENIZER, "The[MASK] sea")
     assert one == space, "the space before a span is the model's to write"
+
+
+class Clocked(DiT):
+    """A time-conditioned network that notes the times at which it is asked."""
+
+    def hidden(self, z_t: Tensor, t: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
+        assert t is not None
+        self.times = [*getattr(self, "times", []), *t.tolist()]
+        return super().hidden(z_t, t, documents)
+
+
+def test_a_time_conditioned_model_is_asked_at_the_noise_level_that_the_text_is_taken_for() -> None:
+    """The one-pass repair, the score and the first step of the walk all take the text for z_t at t = strength."""
+    config = DiTConfig(2, 32, 2, time_conditioning=True)
+    network = Clocked(config, VOCAB, torch.Generator().manual_seed(0)).eval().requires_grad_(False)
+    model = LM(network, SCDD(VOCAB, Peaked(p_u=0.3)), TOKENIZER, 80)
+    text = "The river runs to the sea."
+    model.score(text, strength=0.3)
+    model.correct(text, strength=0.4, mode="pass")
+    assert network.times == [0.3, 0.4]
+    network.times = []
+    model.correct(text, strength=0.5, steps=2)
+    assert network.times == [0.5, 0.25, 0.5], "two steps of the walk, then the doubts about the text as it was given"
+
+
+def test_a_bar_changes_nothing(lm: LM) -> None:
+    assert lm.generate(3, seed=2, steps=3, batch_size=2, progress=True) == lm.generate(3, seed=2, steps=3, batch_size=2)
+
+
+def test_a_model_brings_its_own_repair_options(tmp_path: Path, folder: Path) -> None:
+    checkpoint = bundle.read(folder)
+    own = bundle.write(tmp_path / "own", replace(checkpoint, extra={"repair": {"threshold": 0.01}}), checkpoint.weights)
+    assert scdd.load(own, device="cpu").repair.threshold == 0.01
+    wrong = bundle.write(tmp_path / "bad", replace(checkpoint, extra={"repair": {"threshold": 7}}), checkpoint.weights)
+    with pytest.raises(UserError, match=r"meta\.json has wrong repair options"):
+        scdd.load(wrong)

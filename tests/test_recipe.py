@@ -37,9 +37,7 @@ def recipes(draw: st.DrawFn) -> Recipe:
     """Any recipe: Hypothesis reads the fields and their bounds off the dataclasses, so new ones are covered too."""
     st.register_type_strategy(
         RemdmOptions,
-        st.builds(
-            RemdmOptions, t_on=st.floats(0.5, 0.9), t_off=st.floats(0.1, 0.4), alpha_on=st.floats(0.1, 0.9)
-        ),
+        st.builds(RemdmOptions, t_on=st.floats(0.5, 0.9), t_off=st.floats(0.1, 0.4), alpha_on=st.floats(0.1, 0.9)),
     )
     finite = st.floats(min_value=1e-12, max_value=1e12)
     st.register_type_strategy(float, finite)
@@ -48,25 +46,16 @@ def recipes(draw: st.DrawFn) -> Recipe:
         PeakedOptions, st.builds(PeakedOptions, p_u=inside, exponent=inside, t_peak=inside)
     )
     st.register_type_strategy(  # dynamic weights need continuous time
-        ElboOptions,
-        st.builds(ElboOptions, weighting=st.just("elbo")) | st.builds(ElboOptions, steps=st.none()),
+        ElboOptions, st.builds(ElboOptions, weighting=st.just("elbo")) | st.builds(ElboOptions, steps=st.none())
     )
     size = draw(st.sampled_from(["nano", "small", "custom"]))
     heads = draw(st.integers(1, 64))
-    shape = (
-        {"depth": 2, "width": 2 * heads * draw(st.integers(1, 32)), "heads": heads}
-        if size == "custom"
-        else {}
-    )
+    shape = {"depth": 2, "width": 2 * heads * draw(st.integers(1, 32)), "heads": heads} if size == "custom" else {}
     absent: dict[str, Any] = {"depth": None, "width": None, "heads": None}
     micro = draw(st.none() | st.integers(1, 64))
     batch_size = (micro or 1) * draw(st.integers(1, 64))
-    training = draw(
-        st.builds(TrainingOptions, batch_size=st.just(batch_size), micro_batch_size=st.just(micro))
-    )
-    model = draw(
-        st.builds(DiTOptions, size=st.just(size), **{key: st.just(v) for key, v in (absent | shape).items()})
-    )
+    training = draw(st.builds(TrainingOptions, batch_size=st.just(batch_size), micro_batch_size=st.just(micro)))
+    model = draw(st.builds(DiTOptions, size=st.just(size), **{key: st.just(v) for key, v in (absent | shape).items()}))
     # A diffusion recipe by construction; then, at times, one of the two combinations that go together otherwise.
     process = draw(st.from_type(_hint("process")))
     objective = draw(st.from_type(_hint("objective")))
@@ -159,15 +148,7 @@ def test_sections_are_frozen_and_hashable():
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [
-        ("5e-4", 5e-4),
-        ("1e3", 1000.0),
-        ("1_000", 1000),
-        ("no", "no"),
-        ("1:30", "1:30"),
-        ("017", "017"),
-        ("", None),
-    ],
+    [("5e-4", 5e-4), ("1e3", 1000.0), ("1_000", 1000), ("no", "no"), ("1:30", "1:30"), ("017", "017"), ("", None)],
 )
 def test_yaml_reads_numbers_as_people_mean_them(text: str, value: Any):
     assert parse(text) == value
@@ -218,10 +199,7 @@ def test_a_mistake_in_set_is_named_with_its_place_and_a_cure(change: str, messag
     ("text", "message"),
     [
         (LEAST.replace("steps", "step"), "my.yaml: training.step is not a known key; did you mean steps?"),
-        (
-            LEAST.replace("scdd}", "scdd, schedule: {kind: peaked, p_uu: 1}}"),
-            "my.yaml: process.schedule.p_uu is not",
-        ),
+        (LEAST.replace("scdd}", "scdd, schedule: {kind: peaked, p_uu: 1}}"), "my.yaml: process.schedule.p_uu is not"),
         (LEAST.replace("kind: shards, ", ""), "my.yaml: data.kind is missing; choose one of shards, text."),
         ("name: x\nname: y\n", "my.yaml: it is not YAML in line 2: the key 'name' is there twice."),
         ("name: [\n", "my.yaml: it is not YAML"),

@@ -48,15 +48,14 @@ class Parsed(HTMLParser):
 
 def scores(texts: list[str]) -> tuple[TokenScore, ...]:
     return tuple(
-        TokenScore(i, i, text, p=0.25, best="<b>", p_best=0.5, doubt=(i % 3) / 2)
-        for i, text in enumerate(texts)
+        TokenScore(i, i, text, p=0.25, best="<b>", p_best=0.5, doubt=(i % 3) / 2) for i, text in enumerate(texts)
     )
 
 
 def correction(texts: list[str], changed: set[int]) -> Correction:
     changes = tuple(Change(i, texts[i], f"<{i}>", 0.1, 0.9, 0.8) for i in sorted(changed))
     facts = ("reverse", 0.5, 0, 4, 4, "ancestral", "greedy", "scdd")
-    return Correction("new", "old", (1,), changes, scores(texts), *facts)
+    return Correction("new", "old", *facts, (1,), len(changes), changes, scores(texts))
 
 
 @given(TEXTS, st.sets(st.integers(0, 7)))
@@ -73,7 +72,7 @@ def test_a_diff_shows_both_texts_and_nothing_else(texts: list[str], positions: s
 
 @given(TEXTS)
 def test_a_heat_map_shows_every_token_as_red_as_its_doubt(texts: list[str]) -> None:
-    parsed = Parsed(heat_map(Score("".join(texts), scores(texts), strength=0.1, nfe=1)))
+    parsed = Parsed(heat_map(Score("".join(texts), 0.1, 1, scores(texts))))
     assert parsed.text["span"] == "".join(texts)
     styles = [value for tag, name, value in parsed.attributes if (tag, name) == ("span", "style")]
     reds = {0: "", 1: "background:rgba(218,54,51,0.35)", 2: "background:rgba(218,54,51,0.70)"}
@@ -88,7 +87,7 @@ def sample(recorded: bool = True) -> Sample:
     tokens = torch.tensor(tokenizer.encode('</script>"><b> & fox'))
     start = torch.full_like(tokens, tokenizer.mask_id)
     log_p, moved = torch.zeros(1, len(tokens)), torch.ones(1, len(tokens), dtype=torch.int8)
-    trajectory = Trajectory(start, tokens[None], moved, log_p, (Moment(1, 1.0, 0.0),))
+    trajectory = Trajectory(start, tokens[None], moved, log_p, (Moment(1, 1.0, 0.0),), tokenizer)
     facts = ("ancestral", "greedy", "scdd", True)
     counts = (0, 0, 1, 1, len(tokens), 0, 0)
     return Sample("x", tuple(tokens.tolist()), *counts, *facts, trajectory if recorded else None)

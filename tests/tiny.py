@@ -50,9 +50,6 @@ def checkpoint(folder: Path, *overrides: str, causal: bool = False, quality: boo
         head = QualityHead(32, generator=torch.Generator().manual_seed(3))
         weights |= {f"quality.{name}": value for name, value in head.state_dict().items()}
     identity = Identity(
-        recipe=recipe.dumps(spec),
-        vocab=tokenizer().vocab,
-        tokenizer=tokenizer().to_str(),
-        network=asdict(model.config),
+        recipe=recipe.dumps(spec), vocab=tokenizer().vocab, tokenizer=tokenizer().to_str(), network=asdict(model.config)
     )
     return write(folder, identity, weights)

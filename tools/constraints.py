@@ -39,9 +39,7 @@ def main() -> None:
                 0
             ]  # a local build such as 2.13.0+cpu satisfies 2.13.0
             pins[name] = f"{name}=={version}{marker(found.metadata.get('Requires-Python'))}"
-    Path("constraints.txt").write_text(
-        HEADER + "".join(f"{pins[name]}\n" for name in sorted(pins)), encoding="utf-8"
-    )
+    Path("constraints.txt").write_text(HEADER + "".join(f"{pins[name]}\n" for name in sorted(pins)), encoding="utf-8")
     sys.stdout.write(f"constraints.txt: {len(pins)} pins\n")
 
 

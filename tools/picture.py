@@ -46,9 +46,7 @@ def main() -> None:
     palette = shots[len(shots) // 2].quantize()  # of a step with every colour in it, shared by all
     frames = [shot.quantize(palette=palette, dither=Image.Dither.NONE) for shot in shots]
     pauses = [PAUSE] * (len(frames) - 1) + [LAST]
-    frames[0].save(
-        given.picture, save_all=True, append_images=frames[1:], duration=pauses, loop=0, optimize=True
-    )
+    frames[0].save(given.picture, save_all=True, append_images=frames[1:], duration=pauses, loop=0, optimize=True)
     sys.stdout.write(f"{given.picture}: {len(frames)} frames, {given.picture.stat().st_size / 1e3:.0f} kB\n")
 
 

@@ -26,9 +26,7 @@ def report() -> str:
     """Everything below the line: the report without its title, and the tables of the recipe's own way of sampling."""
     body = markdown("", RUNS, against=AGAINST).split("\n", 1)[1]
     defaults = sections(gather([MEASURED / "defaults"]))
-    tables = [
-        table.markdown() for section in defaults if section.name == "Generation" for table in section.tables
-    ]
+    tables = [table.markdown() for section in defaults if section.name == "Generation" for table in section.tables]
     return "\n".join(["", body, "## As the recipe samples: quadratic grid, temperature 0.9\n", *tables])
 
 

@@ -18,10 +18,7 @@ def calls(source: CounterRNG, shape: tuple[int, ...], n: int = 3) -> torch.Tenso
 
 
 @moderate
-@given(
-    seed=st.integers(-(2**63), 2**64),
-    samples=st.lists(st.integers(0, 10**9), min_size=1, max_size=9, unique=True),
-)
+@given(seed=st.integers(-(2**63), 2**64), samples=st.lists(st.integers(0, 10**9), min_size=1, max_size=9, unique=True))
 def test_alone_or_in_a_batch(seed: int, samples: list[int]) -> None:
     together = calls(CounterRNG(seed, samples), (len(samples), 4))
     for row, sample in enumerate(samples):
@@ -32,9 +29,7 @@ def test_alone_or_in_a_batch(seed: int, samples: list[int]) -> None:
 
 
 def test_a_longer_row_begins_as_a_shorter_one() -> None:
-    assert torch.equal(
-        uniforms((3, 8), CounterRNG(1, range(3)))[:, :5], uniforms((3, 5), CounterRNG(1, range(3)))
-    )
+    assert torch.equal(uniforms((3, 8), CounterRNG(1, range(3)))[:, :5], uniforms((3, 5), CounterRNG(1, range(3))))
 
 
 def splitmix(value: int) -> int:

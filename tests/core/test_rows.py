@@ -23,9 +23,7 @@ def test_scaled_rows_scale_every_weight_and_nothing_else() -> None:
 
 
 def test_flattened_rows_follow_the_positions() -> None:
-    rows = ElboCoefficients(
-        *(torch.tensor([[1.0], [2.0]]) for _ in range(6)), torch.arange(6.0).reshape(2, 3)
-    )
+    rows = ElboCoefficients(*(torch.tensor([[1.0], [2.0]]) for _ in range(6)), torch.arange(6.0).reshape(2, 3))
     flat = rows.flatten(torch.Size((2, 3)))
     assert flat.log_r.tolist() == [1, 1, 1, 2, 2, 2]
     assert flat.w_e.tolist() == [0, 1, 2, 3, 4, 5]

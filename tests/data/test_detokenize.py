@@ -57,9 +57,6 @@ def test_wikitext_103_keeps_no_published_spacing(data_folder: Path) -> None:
     for mark in (" @-@ ", " @,@ ", " @.@ ", " , ", " . ", " ; ", "= =", " 's "):
         assert published.count(mark) > 10
         assert text.count(mark) == 0, mark
-    assert (
-        "Robert Boulter is an English film, television and theatre actor. He had a guest-starring role"
-        in text
-    )
+    assert "Robert Boulter is an English film, television and theatre actor. He had a guest-starring role" in text
     assert '"Craig" in the episode "Teddy\'s Story" of the television series The Long Firm; he' in text
     assert text.count("<unk>") == published.count("<unk>")

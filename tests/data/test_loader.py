@@ -67,9 +67,7 @@ def test_resuming_anywhere_equals_going_on(stop: int, prefetch: int, world: int)
     for rank in ranks:
         rank.load_state_dict(state)
     rest = [list(islice(rank, 25 - stop)) for rank in ranks]
-    assert all(
-        torch.equal(torch.cat([rank[k].tokens for rank in rest]), whole[stop + k]) for k in range(25 - stop)
-    )
+    assert all(torch.equal(torch.cat([rank[k].tokens for rank in rest]), whole[stop + k]) for k in range(25 - stop))
 
 
 def test_a_broken_off_iteration_goes_on_with_the_next_batch() -> None:
@@ -96,11 +94,7 @@ def test_errors_of_the_thread_are_raised_where_batches_are_used(monkeypatch: pyt
 
 def test_states_of_other_orders_are_refused() -> None:
     state = loader().state_dict()
-    for other in (
-        loader(seed=6),
-        loader(packing="documents"),
-        Loader(cut(STREAM, 9), batch_size=4, seed=5),
-    ):
+    for other in (loader(seed=6), loader(packing="documents"), Loader(cut(STREAM, 9), batch_size=4, seed=5)):
         with pytest.raises(UserError, match="cannot be resumed"):
             other.load_state_dict(state)
     bigger = loader(batch_size=6)

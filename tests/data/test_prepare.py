@@ -58,9 +58,7 @@ def test_every_document_is_there_once(prepared: Path) -> None:
 
 @pytest.mark.dist
 @pytest.mark.parametrize("workers", [2, 3])
-def test_the_number_of_workers_makes_no_difference(
-    corpus: Path, prepared: Path, tmp_path: Path, workers: int
-) -> None:
+def test_the_number_of_workers_makes_no_difference(corpus: Path, prepared: Path, tmp_path: Path, workers: int) -> None:
     run(corpus, tmp_path / "out", workers=workers)
     assert contents(tmp_path / "out") == contents(prepared)
 
@@ -80,8 +78,7 @@ def test_the_split_follows_the_document_not_its_place(corpus: Path, prepared: Pa
     tokenizer = str(prepared / "tokenizer.json")
     run(tmp_path / "shuffled.jsonl", tmp_path / "out", train_tokenizer=None, tokenizer=tokenizer)
     one, two = (
-        {tuple(d.tolist()) for d in Shards(folder, "valid").documents()}
-        for folder in (prepared, tmp_path / "out")
+        {tuple(d.tolist()) for d in Shards(folder, "valid").documents()} for folder in (prepared, tmp_path / "out")
     )
     assert one == two
 
@@ -145,17 +142,10 @@ def test_kill_9_at_random_moments_then_the_same_bytes(corpus: Path, tmp_path: Pa
     subprocess.run([*command, "--out", str(tmp_path / "left-alone")], check=True, capture_output=True)
     out, rng, kills = tmp_path / "killed", random.Random(3), 0
     for _ in range(40):
-        process = subprocess.Popen(
-            [*command, "--out", str(out)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-        )
+        process = subprocess.Popen([*command, "--out", str(out)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         shards, limit = len(list(out.glob("*.bin"))), time.monotonic() + 60
         # Once there is one more shard, kill it a moment later; the first time, before there is any.
-        while (
-            process.poll() is None
-            and len(list(out.glob("*.bin"))) <= shards
-            and kills
-            and time.monotonic() < limit
-        ):
+        while process.poll() is None and len(list(out.glob("*.bin"))) <= shards and kills and time.monotonic() < limit:
             time.sleep(0.005)
         time.sleep(rng.random() * 0.1 + (0 if kills else 0.3))
         if kills == 4:
@@ -246,9 +236,7 @@ def test_detokenised_text_is_what_is_stored(tmp_path: Path) -> None:
     assert found == {"= Title =\n\nA guest-starring role, he said."}
 
 
-def test_a_given_tokenizer_may_lie_in_the_folder_it_replaces(
-    corpus: Path, prepared: Path, tmp_path: Path
-) -> None:
+def test_a_given_tokenizer_may_lie_in_the_folder_it_replaces(corpus: Path, prepared: Path, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes((prepared / "tokenizer.json").read_bytes())
     given = {"train_tokenizer": None, "tokenizer": str(tmp_path / "tokenizer.json")}
     with pytest.raises(UserError, match="not ours to replace"):
@@ -306,21 +294,10 @@ def test_blank_sources_are_named(tmp_path: Path) -> None:
         run(tmp_path / "blank.txt", tmp_path / "out")
 
 
-def test_the_command_line(
-    corpus: Path, prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_line(corpus: Path, prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from scdd.cli.main import main
 
-    arguments = [
-        "prepare",
-        str(corpus),
-        "--out",
-        str(tmp_path / "out"),
-        "--train-tokenizer",
-        "400",
-        "--workers",
-        "1",
-    ]
+    arguments = ["prepare", str(corpus), "--out", str(tmp_path / "out"), "--train-tokenizer", "400", "--workers", "1"]
     assert main([*arguments, "--valid-fraction", "0.1", "--shard-tokens", "15000"]) == 0
     said = capsys.readouterr().out
     assert "vocabulary of 400 ids" in said
@@ -362,14 +339,7 @@ def test_a_recipe_and_a_preparation_read_the_same_documents(tmp_path: Path, sepa
 def test_wikitext_103_whole(data_folder: Path, tmp_path: Path) -> None:
     source = data_folder / "wikitext-103" / "wiki.valid.tokens.xz"
     gpt2 = str(data_folder / "gpt2" / "tokenizer.json")
-    run(
-        source,
-        tmp_path / "out",
-        train_tokenizer=None,
-        tokenizer=gpt2,
-        valid_fraction=0,
-        detokenizer="wikitext",
-    )
+    run(source, tmp_path / "out", train_tokenizer=None, tokenizer=gpt2, valid_fraction=0, detokenizer="wikitext")
     shards = Shards(tmp_path / "out")
     assert shards.n_documents == 60
     assert shards.vocab_size == 50258

@@ -44,9 +44,7 @@ def folder(tmp_path: Path, tokenizer: TextTokenizer) -> Path:
 
 @pytest.mark.parametrize("dtype", ["<u2", "<u4"])
 @pytest.mark.parametrize("cuts", [[], [13, 21], [1, 2, 3, 39]])
-def test_files_make_no_difference(
-    tmp_path: Path, tokenizer: TextTokenizer, cuts: list[int], dtype: str
-) -> None:
+def test_files_make_no_difference(tmp_path: Path, tokenizer: TextTokenizer, cuts: list[int], dtype: str) -> None:
     shards = write(tmp_path, tokenizer, DOCUMENTS, cuts, dtype)
     memory = MemoryTokens(DOCUMENTS, tokenizer.bos_id, tokenizer.eos_id)
     assert (shards.n_tokens, shards.n_documents) == (memory.n_tokens, memory.n_documents)

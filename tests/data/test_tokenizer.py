@@ -78,11 +78,7 @@ def test_saving_keeps_ids_and_hash(tokenizer: TextTokenizer, tmp_path: Path) -> 
     again = TextTokenizer.from_file(tmp_path)
     assert path.name == "tokenizer.json"
     assert again.hash == tokenizer.hash == pickle.loads(pickle.dumps(tokenizer)).hash
-    assert (again.bos_id, again.eos_id, again.mask_id) == (
-        tokenizer.bos_id,
-        tokenizer.eos_id,
-        tokenizer.mask_id,
-    )
+    assert (again.bos_id, again.eos_id, again.mask_id) == (tokenizer.bos_id, tokenizer.eos_id, tokenizer.mask_id)
     assert again.encode(article(7)) == tokenizer.encode(article(7))
     # The library itself reads the file, and adds the specials when asked.
     plain = Tokenizer.from_file(str(path))

@@ -46,9 +46,7 @@ def write_gguf(path: Path, model: Any, tokenizer: TextTokenizer) -> Path:
     writer.add_eos_token_id(tokenizer.eos_id)
     for name, tensor in model.state_dict().items():
         array = tensor.float().numpy()
-        if name.endswith(
-            ("q_proj.weight", "k_proj.weight")
-        ):  # llama.cpp turns neighbours, transformers halves
+        if name.endswith(("q_proj.weight", "k_proj.weight")):  # llama.cpp turns neighbours, transformers halves
             heads = config.num_attention_heads
             array = array.reshape(heads, 2, -1, array.shape[1]).swapaxes(1, 2).reshape(array.shape)
         writer.add_tensor(_renamed(name), array)

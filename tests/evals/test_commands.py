@@ -50,23 +50,11 @@ def test_likelihood(
     files = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*.json")}
     again = run(capsys, "eval", "likelihood", *models, "--text", str(text), "--looks", "2", *out)
     assert again == cells
-    assert files == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*.json")}, (
-        "not measured again"
-    )
+    assert files == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*.json")}, "not measured again"
     assert main(["eval", "likelihood", *models, "--text", str(text), "--looks", "2", *out]) == 0
     assert "| scdd |" in capsys.readouterr().out
     reference = run(
-        capsys,
-        "eval",
-        "likelihood",
-        models[0],
-        "--text",
-        str(text),
-        "--steps",
-        "50",
-        "--convention",
-        "reference",
-        *out,
+        capsys, "eval", "likelihood", models[0], "--text", str(text), "--steps", "50", "--convention", "reference", *out
     )
     assert reference[0]["result"]["nats"] != cells[0]["result"]["nats"]
 
@@ -152,9 +140,7 @@ def test_default_texts_are_the_recipes_own(
     tmp_path: Path, checkpoints: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = str(checkpoints["scdd"])
-    cells = run(
-        capsys, "eval", "likelihood", "--model", model, "--limit", "2", "--looks", "2", "--out", str(tmp_path)
-    )
+    cells = run(capsys, "eval", "likelihood", "--model", model, "--limit", "2", "--looks", "2", "--out", str(tmp_path))
     assert cells[0]["result"]["sequences"] == 2
 
 
@@ -181,11 +167,7 @@ def test_default_texts_are_the_recipes_own(
     ],
 )
 def test_refusals(
-    command: list[str],
-    cure: str,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    command: list[str], cure: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file.txt").write_text("a text")
@@ -198,11 +180,7 @@ def test_refusals(
     [("SCDD,length=99", "context holds"), ("SCDD,sampler=remdm-cap", "remdm"), ("SCDD,process=mdlm", "mdlm")],
 )
 def test_a_mistake_in_the_last_system_is_heard_first(
-    last: str,
-    cure: str,
-    checkpoints: dict[str, Path],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    last: str, cure: str, checkpoints: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     systems = [f"good={checkpoints['mdlm']}", last.replace("SCDD", str(checkpoints["scdd"]))]
     command = ["eval", "compare", *systems, "--steps", "2", "--num", "1", "--out", str(tmp_path / "out")]
@@ -231,18 +209,7 @@ def test_two_ranks_measure_the_same(
     model = f"m={checkpoints['scdd']}"
     asked = [
         ["eval", "likelihood", "--model", model, "--text", str(text), "--looks", "2"],
-        [
-            "eval",
-            "correction",
-            "--model",
-            model,
-            "--steps",
-            "3",
-            "--samples",
-            "5",
-            "--judge",
-            str(checkpoints["ar"]),
-        ],
+        ["eval", "correction", "--model", model, "--steps", "3", "--samples", "5", "--judge", str(checkpoints["ar"])],
     ]
     alone = [run(capsys, *command, "--out", str(tmp_path / "one"))[0] for command in asked]
     for command, expected in zip(asked, alone, strict=True):
@@ -368,16 +335,11 @@ def test_one_system_against_the_others() -> None:
     }
     table = against_table(grid, "a")
     assert table.head == ["against", "8", "16"]
-    assert [[e.text for e in row] for row in table.rows] == [
-        ["b", "−20.0 %**", "−1.1 %"],
-        ["c", "+25.0 %**", "–"],
-    ]
+    assert [[e.text for e in row] for row in table.rows] == [["b", "−20.0 %**", "−1.1 %"], ["c", "+25.0 %**", "–"]]
     assert [[e.bold for e in row[1:]] for row in table.rows] == [[True, False], [False, False]]
     every = [cell for row in grid.values() for cell in row.values()]
     check_names(["a", "p2"], every)
-    with pytest.raises(
-        UserError, match=r"no system x to set against the others: choose one of a, b, c, ar, p2\."
-    ):
+    with pytest.raises(UserError, match=r"no system x to set against the others: choose one of a, b, c, ar, p2\."):
         check_names(["x"], every)
 
 
@@ -399,11 +361,7 @@ def test_the_papers_numbers() -> None:
 def test_names_of_the_papers_systems(checkpoints: dict[str, Path], scdd: EvalModel) -> None:
     assert scdd.paper_name(None) == f"SCDD (p_u={scdd.process.schedule.p_u:g})"  # type: ignore[union-attr]
     masked = open_model(checkpoints["mdlm"], device="cpu")
-    assert [masked.paper_name(name) for name in (None, "remdm-conf", "p2")] == [
-        "MDLM",
-        "ReMDM-Confidence",
-        None,
-    ]
+    assert [masked.paper_name(name) for name in (None, "remdm-conf", "p2")] == ["MDLM", "ReMDM-Confidence", None]
     assert masked.paper_name("remdm-cap", {"eta": 0.01}) == "ReMDM-Cap 0.01"
     assert masked.paper_name("remdm-cap", {"eta": 0.05}) is None
     assert (open_model(checkpoints["gidd"], device="cpu").paper_name(None) or "").startswith("GIDD+")
@@ -426,9 +384,7 @@ def test_systems_are_read() -> None:
 
 
 def test_pareto() -> None:
-    a, b, c, d = (
-        Point("x", 8, 1.0, 1.0, ppl, entropy) for ppl, entropy in ((10, 2), (20, 3), (25, 2.5), (10, 2))
-    )
+    a, b, c, d = (Point("x", 8, 1.0, 1.0, ppl, entropy) for ppl, entropy in ((10, 2), (20, 3), (25, 2.5), (10, 2)))
     assert pareto([a, b, c]) == {a, b}
     assert pareto([a, d]) == {a}
     other = Point("x", 16, 1.0, 1.0, 1.0, 9.0)

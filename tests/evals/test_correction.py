@@ -47,9 +47,7 @@ def test_a_perfect_denoiser_corrects_at_the_intrinsic_rate(kind: type[Process]) 
     x = torch.arange(40) % VOCAB.K
     settings = SamplingPlan(Ancestral(), grid("uniform", 12), batch_size=100, rows_per_forward=100)
     z = torch.full((200, 40), VOCAB.mask_id)
-    tokens, _, moves, nfe = columns(
-        walk(Model(Truth(x, VOCAB), process), settings, StartRows(z, None, range(200)))
-    )
+    tokens, _, moves, nfe = columns(walk(Model(Truth(x, VOCAB), process), settings, StartRows(z, None, range(200))))
     assert (tokens == x).all()
     assert set(nfe) == {12}
     found = rates(moves, 40, process, settings.times)
@@ -67,9 +65,7 @@ def test_without_correction_visible_tokens_stay() -> None:
     settings = SamplingPlan(Uncorrected(Ancestral()), grid("uniform", 8), batch_size=50, rows_per_forward=50)
     z = torch.full((50, 20), VOCAB.mask_id)
     z[:, 3] = 5
-    tokens, first, moves, _ = columns(
-        walk(Model(table(VOCAB), process), settings, StartRows(z, None, range(50)))
-    )
+    tokens, first, moves, _ = columns(walk(Model(table(VOCAB), process), settings, StartRows(z, None, range(50))))
     assert (tokens != VOCAB.mask_id).all()
     assert (tokens[:, 3] == 5).all()
     assert moves[..., 1].sum() == 0
@@ -120,9 +116,7 @@ def test_worth_of_corrections(tmp_path: Path, scdd: EvalModel, ar: EvalModel) ->
     reference = OwnReferenceLM(ar)
     context = MeasureContext(Store(tmp_path))
     found = measure_correction(context, scdd, SamplingSpec(6, 4), reference).result
-    assert {"rate", "intrinsic", "excess", "benefit", "ppl_before", "ppl_after", "ppl_uncorrected"} <= set(
-        found
-    )
+    assert {"rate", "intrinsic", "excess", "benefit", "ppl_before", "ppl_after", "ppl_uncorrected"} <= set(found)
     assert found["excess"] == pytest.approx(found["rate"] - found["intrinsic"])
     again = measure_correction(context, replace(scdd, label="other"), SamplingSpec(6, 4), reference)
     assert again.result == found
@@ -175,11 +169,7 @@ def test_measurements_of_other_sampling_defaults_are_not_reused(tmp_path: Path, 
     recipe.write_text(text.replace("steps: 6", "steps: 7"), encoding="utf-8")
     assert [one.hash for one in measured()] == [one.hash for one in before], "steps are always asked for"
     model = open_model(folder, "m", device="cpu")
-    said = SamplingSpec(
-        3, 4, sampler="ancestral", grid="uniform", final="ancestral", top_p=1.0, temperature=1.0
-    )
+    said = SamplingSpec(3, 4, sampler="ancestral", grid="uniform", final="ancestral", top_p=1.0, temperature=1.0)
     assert measure_samples(context, model, said).hash == before[0].hash, "the same, said aloud"
     whole = replace(said, length=model.room)
-    assert measure_samples(context, model, whole).hash == before[0].hash, (
-        "so is a length that fills the context"
-    )
+    assert measure_samples(context, model, whole).hash == before[0].hash, "so is a length that fills the context"

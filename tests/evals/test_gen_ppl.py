@@ -17,21 +17,10 @@ from scdd.data.corpus import discover, documents
 from scdd.evals.measure.likelihood import likelihood
 from scdd.evals.measure.mauve import mauve
 from scdd.evals.measure.model import EvalModel
-from scdd.evals.measure.reference_lm import (
-    HubReferenceLM,
-    OwnReferenceLM,
-    TextNats,
-    gen_ppl,
-    open_reference_lm,
-)
+from scdd.evals.measure.reference_lm import HubReferenceLM, OwnReferenceLM, TextNats, gen_ppl, open_reference_lm
 from tests import tiny
 
-TEXTS = [
-    "The river runs to the sea.",
-    "",
-    "a",
-    "The falcon flies over the lazy dog, and the quick brown fox jumps.",
-]
+TEXTS = ["The river runs to the sea.", "", "a", "The falcon flies over the lazy dog, and the quick brown fox jumps."]
 
 
 def test_own_judge_is_the_models_likelihood(ar: EvalModel) -> None:
@@ -72,9 +61,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     where = tmp_path_factory.mktemp("judge")
     torch.manual_seed(0)
     tokenizer = tiny.tokenizer()
-    config = transformers.GPT2Config(
-        vocab_size=tokenizer.size, n_positions=32, n_embd=32, n_layer=2, n_head=2
-    )
+    config = transformers.GPT2Config(vocab_size=tokenizer.size, n_positions=32, n_embd=32, n_layer=2, n_head=2)
     model = transformers.GPT2LMHeadModel(config)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
@@ -133,9 +120,7 @@ def test_a_gguf_file_judges_as_the_same_model_in_a_folder(tmp_path: Path) -> Non
         torch.nn.init.normal_(parameter, std=0.3)
     model.save_pretrained(tmp_path)
     tokenizer.save(tmp_path / "tokenizer.json")
-    (tmp_path / "tokenizer_config.json").write_text(
-        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"})
-    )
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
     texts = [*TEXTS, tiny.TEXT * 2]
     folder = HubReferenceLM(str(tmp_path))
     file = open_reference_lm(str(write_gguf(tmp_path / "llama.gguf", model, tokenizer)))
@@ -165,9 +150,7 @@ def test_generation_is_measured_by_a_hub_judge(
     result = json.loads(capsys.readouterr().out)["result"]
     assert len(result["samples"]) == 3
     assert result["judge"] == folder.name
-    assert result["ppl"] == pytest.approx(
-        gen_ppl(HubReferenceLM(str(folder)).score(result["samples"]))["ppl"]
-    )
+    assert result["ppl"] == pytest.approx(gen_ppl(HubReferenceLM(str(folder)).score(result["samples"]))["ppl"])
 
 
 def test_mauve_tells_other_texts_from_the_same(folder: Path) -> None:
@@ -180,9 +163,7 @@ def test_mauve_tells_other_texts_from_the_same(folder: Path) -> None:
     same, apart = mauve(real[::2], real[1::2], judge, seeds=(0, 1)), mauve(other, real, judge, seeds=(0, 1))
     assert len(same["scores"]) == 2
     assert 0 < apart["value"] < same["value"] <= 1
-    assert mauve(real, real, judge, seeds=range(6))["scores"] == [1.0] * 6, (
-        "whatever rounding does to the area"
-    )
+    assert mauve(real, real, judge, seeds=range(6))["scores"] == [1.0] * 6, "whatever rounding does to the area"
 
 
 def test_mauve_is_refused_before_anything_is_drawn(
@@ -213,9 +194,7 @@ def test_an_unknown_judge_names_the_cure() -> None:
 
 @pytest.mark.data
 @pytest.mark.slow
-@pytest.mark.skipif(
-    "SCDD_JUDGE" not in os.environ, reason="SCDD_JUDGE names no .gguf file or folder of a judge"
-)
+@pytest.mark.skipif("SCDD_JUDGE" not in os.environ, reason="SCDD_JUDGE names no .gguf file or folder of a judge")
 def test_a_real_judge_tells_text_from_shuffled_words(data_folder: Path) -> None:
     """SmolLM2-135M finds Wikipedia plausible (PPL about 20) and the same words shuffled not (about 450)."""
     judge = HubReferenceLM(os.environ["SCDD_JUDGE"], batch_size=4)

@@ -67,13 +67,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Model, str]]:
             message = {"role": "assistant", "content": model.answer(request)}
             choice = {"index": 0, "message": message, "finish_reason": "stop"}
             body = json.dumps(
-                {
-                    "id": "1",
-                    "object": "chat.completion",
-                    "created": 0,
-                    "model": request["model"],
-                    "choices": [choice],
-                }
+                {"id": "1", "object": "chat.completion", "created": 0, "model": request["model"], "choices": [choice]}
             ).encode()
             self.send_response(200)
             self.send_header("Content-Type", "application/json")
@@ -94,10 +88,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Model, str]]:
     running.server_close()
 
 
-LONG, SHORT = (
-    ["one two three four five", "one two three four", "a b c d e f"],
-    ["one two", "one two three four", "a"],
-)
+LONG, SHORT = (["one two three four five", "one two three four", "a b c d e f"], ["one two", "one two three four", "a"])
 
 
 def test_verdict(server: tuple[Model, str], tmp_path: Path) -> None:
@@ -237,28 +228,8 @@ def test_command(
 ) -> None:
     model, url = server
     command = [
-        *(
-            "eval",
-            "judge",
-            f"a={checkpoints['scdd']}",
-            f"b={checkpoints['gidd']}",
-            "--llm",
-            "words",
-            "--base-url",
-            url,
-        ),
-        *(
-            "--text",
-            str(text),
-            "--num",
-            "4",
-            "--steps",
-            "2,3",
-            "--out",
-            str(tmp_path / "out"),
-            "--prices",
-            "1,10",
-        ),
+        *("eval", "judge", f"a={checkpoints['scdd']}", f"b={checkpoints['gidd']}", "--llm", "words", "--base-url", url),
+        *("--text", str(text), "--num", "4", "--steps", "2,3", "--out", str(tmp_path / "out"), "--prices", "1,10"),
     ]
     assert main([*command, "--estimate"]) == 0
     assert "24 calls" in capsys.readouterr().err

@@ -23,9 +23,7 @@ from tests.samplers.tables import table
 ROWS = [[0, 1, 2, 3, 1], [2, 2, 0, 1], [3, 0, 1, 1, 2, 0]]
 
 
-def measured(
-    process: Process, denoiser: object, rows: list[list[int]], how: NelboEstimator
-) -> SimpleNamespace:
+def measured(process: Process, denoiser: object, rows: list[list[int]], how: NelboEstimator) -> SimpleNamespace:
     return SimpleNamespace(**combined(likelihood(denoiser, process, rows, how, batch_size=256)))  # type: ignore[arg-type]
 
 
@@ -73,9 +71,7 @@ def test_error_bars_mean_what_they_say(kind: str, steps: int | None) -> None:
 def test_spread_contains_the_choice_of_the_text() -> None:
     """A row of one token and a row of another differ by far more than Monte Carlo does."""
     process = PROCESSES["scdd"]
-    found = measured(
-        process, table(VOCAB, 2, spread=3.0), [[0] * 30, [1] * 30, [2] * 30], NelboEstimator(None, 32)
-    )
+    found = measured(process, table(VOCAB, 2, spread=3.0), [[0] * 30, [1] * 30, [2] * 30], NelboEstimator(None, 32))
     assert found.spread > 3 * found.error
 
 
@@ -110,10 +106,7 @@ def test_dropped_constants_are_the_papers(kind: str) -> None:
     V, m = VOCAB.size, VOCAB.mask_id
     logits = denoiser.head.weight[:V].T.double()
     for s, t in ((0.25, 0.5), (0.0, 0.125), (0.9, 0.999)):
-        levels = [
-            tuple(paper.Real(float(v)) for v in (process.levels(u).gamma, process.levels(u).rho))
-            for u in (s, t)
-        ]
+        levels = [tuple(paper.Real(float(v)) for v in (process.levels(u).gamma, process.levels(u).rho)) for u in (s, t)]
         for x in range(VOCAB.K):
             for z in range(V):
                 if float(process.likelihood(torch.tensor(z), torch.tensor(float(z == x)), t)) == 0:
@@ -123,9 +116,7 @@ def test_dropped_constants_are_the_papers(kind: str) -> None:
                 exact = nelbo(process, logits[here], one, here, times[1], times[0])
                 ours = float(exact - dropped(process, one, here, *times))
                 x_theta = denoiser.x_theta()[z].astype(paper.Real)
-                assert ours == pytest.approx(
-                    float(paper.cross_entropy(x, x_theta, z, *levels, m)), rel=1e-6, abs=1e-9
-                )  # type: ignore[arg-type]
+                assert ours == pytest.approx(float(paper.cross_entropy(x, x_theta, z, *levels, m)), rel=1e-6, abs=1e-9)  # type: ignore[arg-type]
 
 
 def test_reference_convention_misses_the_last_step() -> None:
@@ -143,8 +134,7 @@ def test_reference_convention_misses_the_last_step() -> None:
             s, t = (i - 1) / T, min(i / T, 1 - 0.5 / T)
             chance = process.marginal(torch.tensor(x), t)
             total += sum(
-                float(chance[z]) * float(paper.cross_entropy(x, x_theta[z], z, at(s), at(t), m))
-                for z in range(V)
+                float(chance[z]) * float(paper.cross_entropy(x, x_theta[z], z, at(s), at(t), m)) for z in range(V)
             )
         return total * T / (T - 1)
 

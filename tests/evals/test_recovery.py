@@ -83,9 +83,7 @@ def test_a_clueless_denoiser_damages() -> None:
     process = SCDD(VOCAB, Peaked(0.2))
     x = VOCAB.token(torch.arange(40) % VOCAB.K)
     rows = StartRows(x.expand(150, -1), None, range(150))
-    found = token_scores(
-        recover(Model(uniform(VOCAB), process), rows, RecoverySpec(10, Repair(4, 2))), framed=False
-    )
+    found = token_scores(recover(Model(uniform(VOCAB), process), rows, RecoverySpec(10, Repair(4, 2))), framed=False)
     gap = abs(found["touch"]["value"] - found["damage"]["value"])
     assert gap < 4 * (found["touch"]["error"] + found["damage"]["error"])
     assert found["damage"]["value"] > 0.1
@@ -153,9 +151,7 @@ def test_typing_errors_are_as_described() -> None:
             assert word != meant
         elif piece.error == "swap":
             assert sorted(word) == sorted(meant)
-    assert mistype("a b c", 3) == [Piece("a", "a"), Piece(" b", " b"), Piece(" c", " c")], (
-        "nothing to mistype"
-    )
+    assert mistype("a b c", 3) == [Piece("a", "a"), Piece(" b", " b"), Piece(" c", " c")], "nothing to mistype"
 
 
 def test_words_are_scored_by_the_tokens_under_them() -> None:
@@ -168,11 +164,7 @@ def test_words_are_scored_by_the_tokens_under_them() -> None:
     ]
     before = tokenizer.encode(typed(pieces))
     untouched = word_scores([pieces], [before], [before], tokenizer)
-    assert (untouched["touch"]["value"], untouched["recovery"]["value"], untouched["damage"]["value"]) == (
-        0,
-        0,
-        0,
-    )
+    assert (untouched["touch"]["value"], untouched["recovery"]["value"], untouched["damage"]["value"]) == (0, 0, 0)
     # every letter a token: the mended text has as many tokens, so it can be laid over the old one
     spelt = [tokenizer.encode(letter)[0] for letter in "The rievr runs runs"]
     mended = [tokenizer.encode(letter)[0] for letter in "The river runs     "]

@@ -28,21 +28,11 @@ MADE = {"versions": VERSIONS, "device": "cpu", "seconds": 1.0, "date": "2026", "
 
 
 def generated(label: str, nfe: int = 8, took: float | None = None, **asked: Any) -> Measurement:
-    settings = {
-        "model": {"weights": "w", "context": 40, "process": "SCDD(x)"},
-        "nfe": nfe,
-        "num": 4,
-        "seed": 0,
-    }
+    settings = {"model": {"weights": "w", "context": 40, "process": "SCDD(x)"}, "nfe": nfe, "num": 4, "seed": 0}
     filters = {"temperature": 1.0, "top_p": 0.9, "top_k": None}
     result = {
         **{"ppl": 9.0, "error": 1.0, "low": 8.0, "high": 10.0, "nats": [2.0], "tokens": [1.0], "judge": "j"},
-        **{
-            "nfe": {"value": nfe if took is None else took},
-            "length": 38,
-            "sampler": "ancestral",
-            "final": "x",
-        },
+        **{"nfe": {"value": nfe if took is None else took}, "length": 38, "sampler": "ancestral", "final": "x"},
         **{"filters": filters, "diversity": {"entropy": {"value": 1.0, "error": 0.1}}, "samples": ["a text"]},
     }
     return Measurement("generation", label, {**settings, "judge": "j", **asked}, result, dict(MADE))
@@ -94,14 +84,7 @@ def test_prepared_texts_are_named_by_what_is_held_out(tmp_path: Path) -> None:
     for name in ("train", "test"):
         (tmp_path / f"{name}.txt").write_text(tiny.TEXT * 30)
     folder = tmp_path / "shards"
-    command = [
-        "prepare",
-        str(tmp_path / "train.txt"),
-        "--valid",
-        str(tmp_path / "test.txt"),
-        "--out",
-        str(folder),
-    ]
+    command = ["prepare", str(tmp_path / "train.txt"), "--valid", str(tmp_path / "test.txt"), "--out", str(folder)]
     assert main([*command, "--train-tokenizer", "300", "--workers", "1"]) == 0
     assert split_name(str(folder)) == ("shards (test.txt)", str(folder))
 
@@ -149,9 +132,7 @@ def test_the_papers_number_stands_beside_the_papers_system_only() -> None:
     plain = replace(generated("a"), made=made)
     assert paper_of(plain) == "SCDD (p_u=0.2)"
     said = {"grid": "uniform", "final": "ancestral", "top_p": 0.9, "top_k": None, "temperature": 1.0}
-    assert paper_of(replace(generated("a", **said), made=made)) == "SCDD (p_u=0.2)", (
-        "also if it is said aloud"
-    )
+    assert paper_of(replace(generated("a", **said), made=made)) == "SCDD (p_u=0.2)", "also if it is said aloud"
     for asked in ({"final": "greedy"}, {"grid": "cosine"}, {"temperature": 0.9}, {"top_p": 1.0}):
         assert paper_of(replace(generated("a", **asked), made=made)) is None
     assert paper_of(replace(plain, made={**made, "recipe": "process: {kind: gidd}"})) is None
@@ -224,12 +205,7 @@ def test_a_report_of_several_systems_and_texts(
     assert plain.count("```yaml") == 1
     assert "### Where the recipes differ" in plain
     rows = plain[plain.index("### Generative perplexity") :]
-    assert (
-        rows.index("| MDLM |")
-        < rows.index("| ReMDM |")
-        < rows.index("| SCDD greedy |")
-        < rows.index("| AR |")
-    )
+    assert rows.index("| MDLM |") < rows.index("| ReMDM |") < rows.index("| SCDD greedy |") < rows.index("| AR |")
     assert shown.count("<details") == 3 + 1
     assert len(plain) < 14_000, "a page, not a dump"
     assert "against the others" not in plain

@@ -81,11 +81,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
                 "gold": 1,
             }
         else:
-            one = {
-                "query": "Question: where does the river run?",
-                "choices": ["to the sea", "to the fox"],
-                "gold": 0,
-            }
+            one = {"query": "Question: where does the river run?", "choices": ["to the sea", "to the fox"], "gold": 0}
         (tmp_path / f"{name}.jsonl").write_text(f"{json.dumps(one)}\n{json.dumps({**one, 'gold': 0})}\n")
     monkeypatch.setenv(benchmarks.VARIABLE, str(tmp_path))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -116,11 +112,7 @@ def test_all_seven_tasks(tmp_path: Path, scdd: EvalModel, monkeypatch: pytest.Mo
     again = measure_zero_shot(second, scdd, passes=2).result
     assert again == found, "the ranking is the seed's"
     for name, gold, texts in (
-        (
-            "piqa",
-            (0, 0),
-            [f"Question: where does the river run?\nAnswer: {c}" for c in ("to the sea", "to the fox")],
-        ),
+        ("piqa", (0, 0), [f"Question: where does the river run?\nAnswer: {c}" for c in ("to the sea", "to the fox")]),
         ("winogrande", (1, 0), [f"The fox met the dog; the {one} runs." for one in ("fox", "dog")]),
     ):
         asked = [Question(f"scdd_{name}/{i}", tuple(texts)) for i in (0, 1)]

@@ -164,11 +164,7 @@ def test_a_causal_network_does_not_see_the_future(documents: Tensor | None) -> N
     changed[0, 5] = (z[0, 5] + 1) % 49
     for causal in (True, False):
         model = network(causal=causal)
-        moved = (
-            (model.hidden(z, documents=documents) - model.hidden(changed, documents=documents))
-            .abs()
-            .amax(-1)[0]
-        )
+        moved = (model.hidden(z, documents=documents) - model.hidden(changed, documents=documents)).abs().amax(-1)[0]
         assert (moved[5:] > 1e-6).all()
         assert (moved[:5] > 1e-6).all() != causal
 

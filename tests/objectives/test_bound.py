@@ -54,9 +54,7 @@ class Chains:
         self.logits = rng.normal(size=(len(grid), len(self.states), length, self.V)) * 1.5
         masked = np.where(np.arange(self.V) == self.m, -np.inf, self.logits).astype(paper.Real)
         self.x_theta = np.exp(masked) / np.exp(masked).sum(-1, keepdims=True)
-        self.kernels = [
-            paper.forward(self.kind, self.V, self.m, s, t) for s, t in pairwise([CLEAN, *self.times])
-        ]
+        self.kernels = [paper.forward(self.kind, self.V, self.m, s, t) for s, t in pairwise([CLEAN, *self.times])]
         self.reverse = [self._reverse(i) for i in range(len(grid))]
 
     def _reverse(self, i: int) -> dict[State, list[paper.Array]]:
@@ -121,8 +119,7 @@ class Chains:
 
         steps = list(enumerate(pairwise(self.grid), start=1))
         diffusion = sum(
-            expected(nelbo(self.process, torch.tensor(self.logits[i]), clean, z, t, s), i)
-            for i, (s, t) in steps
+            expected(nelbo(self.process, torch.tensor(self.logits[i]), clean, z, t, s), i) for i, (s, t) in steps
         )
         rebuilt = reconstruction(self.process, torch.tensor(self.logits[0]), clean, z, self.grid[0])
         return diffusion, expected(rebuilt, 0)

@@ -27,9 +27,7 @@ def losses(process: Process, table: Tensor, t: float, s: float | None = None) ->
     values = nelbo(process, table[z], x, z, t, s)
     pairs = list(zip(x.tolist(), z.tolist(), strict=True))
     alive = process.marginal(x, t).gather(1, z[:, None])[:, 0] > 0
-    return {
-        pair: value for pair, value, some in zip(pairs, values.tolist(), alive.tolist(), strict=True) if some
-    }
+    return {pair: value for pair, value, some in zip(pairs, values.tolist(), alive.tolist(), strict=True) if some}
 
 
 def check_kl(process: Process, seed: int, spread: float, s: float, t: float) -> None:
@@ -71,14 +69,9 @@ def test_continuous_loss_is_the_rate_of_the_kl(process: Process) -> None:
 
 @settings(moderate, max_examples=30)
 @given(
-    process=laws.processes(),
-    span=laws.spans(),
-    seed=st.integers(0, 999),
-    spread=st.sampled_from([0.0, 1.0, 4.0, 15.0]),
+    process=laws.processes(), span=laws.spans(), seed=st.integers(0, 999), spread=st.sampled_from([0.0, 1.0, 4.0, 15.0])
 )
-def test_losses_on_random_processes(
-    process: Process, span: tuple[float, float], seed: int, spread: float
-) -> None:
+def test_losses_on_random_processes(process: Process, span: tuple[float, float], seed: int, spread: float) -> None:
     check_kl(process, seed, spread, *span)
     check_rate(process, seed, spread, min(max(span[1], 1e-3), 0.999))
 
@@ -90,13 +83,9 @@ def test_zero_at_the_truth(process: Process) -> None:
     sure = torch.full((len(x), process.vocab.size), -torch.inf, dtype=torch.float64)
     sure.scatter_(1, x[:, None], 0.0)
     for s, t in PAIRS:
-        torch.testing.assert_close(
-            nelbo(process, sure, x, z, t, s), torch.zeros(len(x)).double(), rtol=0, atol=1e-13
-        )
+        torch.testing.assert_close(nelbo(process, sure, x, z, t, s), torch.zeros(len(x)).double(), rtol=0, atol=1e-13)
     for t in [0.0, *INSIDE, 1.0]:
-        torch.testing.assert_close(
-            nelbo(process, sure, x, z, t), torch.zeros(len(x)).double(), rtol=0, atol=1e-12
-        )
+        torch.testing.assert_close(nelbo(process, sure, x, z, t), torch.zeros(len(x)).double(), rtol=0, atol=1e-12)
     table, _ = laws.network(process, 3)
     for s, t in PAIRS:
         assert min(losses(process, table, t, s).values()) > -1e-13
@@ -208,9 +197,7 @@ def test_dynamic_weights_on_an_absorbing_mask() -> None:
             f, g = (rho * v + (1 - rho) * paper.uniform(5, 2) for v in (paper.unit(a, 5), x_theta[b]))
             same = 0.0 if b == 2 else f[b] / g[b] - np.log(f[b] / g[b]) - 1
             weight = 2.0 if b == 2 else min(2.0, (1 - rho) / (4 * rho)) if a == b else 1.0
-            assert got[i].item() == pytest.approx(
-                float(weight * (paper.kl(f, g) + same)), rel=1e-10, abs=1e-12
-            )
+            assert got[i].item() == pytest.approx(float(weight * (paper.kl(f, g) + same)), rel=1e-10, abs=1e-12)
 
 
 @pytest.mark.parametrize("kind", [SCDD, GIDD])

@@ -90,9 +90,7 @@ def test_gradient_is_that_of_the_dense_kl(process: Process) -> None:
 def test_gradient_is_that_of_the_value(kind: str, s: float | None) -> None:
     process = laws.build(kind, "peaked", 1)
     x, z = torch.tensor([0, 0, 0]), torch.tensor([0, 2, 1])  # z_t = x, noise, mask
-    logits = torch.randn(
-        3, 5, generator=torch.Generator().manual_seed(4), dtype=torch.float64, requires_grad=True
-    )
+    logits = torch.randn(3, 5, generator=torch.Generator().manual_seed(4), dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda free: nelbo(process, free, x, z, 0.5, s), (logits,))
     assert torch.autograd.gradcheck(lambda free: reconstruction(process, free, x, z, 0.1), (logits,))
 
@@ -132,9 +130,7 @@ def test_batches_of_sequences() -> None:
         together = nelbo(process, logits, x, z, t, early)
         assert together.shape == (3, 7)
         for row in range(3):
-            alone = nelbo(
-                process, logits[row], x[row], z[row], float(t[row]), None if early is None else float(s[row])
-            )
+            alone = nelbo(process, logits[row], x[row], z[row], float(t[row]), None if early is None else float(s[row]))
             torch.testing.assert_close(alone, together[row], rtol=1e-14, atol=0)
 
 
@@ -173,10 +169,7 @@ def test_weighted_rows_weigh_the_loss() -> None:
         torch.rand(len(x), generator=torch.Generator().manual_seed(0)).double(),
     )
     torch.testing.assert_close(
-        loss(logits, x, z, rows.scaled(weight), 0),
-        weight * loss(logits, x, z, rows, 0),
-        rtol=1e-12,
-        atol=1e-14,
+        loss(logits, x, z, rows.scaled(weight), 0), weight * loss(logits, x, z, rows, 0), rtol=1e-12, atol=1e-14
     )
 
 

@@ -9,16 +9,7 @@ from torch import Tensor
 from scdd.core import UserError, Vocab
 from scdd.objectives.base import BatchSlice
 from scdd.objectives.options import ElboOptions
-from scdd.objectives.times import (
-    Adaptive,
-    Density,
-    LowDiscrepancy,
-    Power,
-    Times,
-    TimeSampler,
-    Uniform,
-    nelbo_densities,
-)
+from scdd.objectives.times import Adaptive, Density, LowDiscrepancy, Power, Times, TimeSampler, Uniform, nelbo_densities
 from scdd.processes.scdd import SCDD
 from scdd.schedules.base import Schedule
 from scdd.schedules.masked import Masked
@@ -38,12 +29,7 @@ def learnt() -> Adaptive:
     return density
 
 
-DENSITIES = {
-    "uniform": LowDiscrepancy,
-    "square": lambda: Power(2.0),
-    "late": lambda: Power(0.8),
-    "adaptive": learnt,
-}
+DENSITIES = {"uniform": LowDiscrepancy, "square": lambda: Power(2.0), "late": lambda: Power(0.8), "adaptive": learnt}
 
 
 def sampler(density: Density, steps: int | None, stratified: bool) -> TimeSampler:

@@ -33,11 +33,7 @@ from scdd.schedules.peaked import Peaked
 
 VOCAB = Vocab(size=12, mask_id=11)
 CONTINUOUS = ElboOptions(steps=None)
-PROCESSES = {
-    "scdd": SCDD(VOCAB, Peaked(0.2)),
-    "gidd": GIDD(VOCAB, Peaked(0.2)),
-    "mdlm": MDLM(VOCAB, Masked()),
-}
+PROCESSES = {"scdd": SCDD(VOCAB, Peaked(0.2)), "gidd": GIDD(VOCAB, Peaked(0.2)), "mdlm": MDLM(VOCAB, Masked())}
 
 
 def network(causal: bool = False, time: bool = False, seed: int = 0) -> DiT:
@@ -206,8 +202,7 @@ def test_autoregression_does_not_predict_across_documents() -> None:
     documents = torch.zeros_like(x)
     documents[:, 3:] = 1
     assert (
-        ArObjective(Autoregressive(VOCAB)).loss(net, x, documents, BatchSlice(0, 0, 0, 8, 8)).tokens.tolist()
-        == [4] * 8
+        ArObjective(Autoregressive(VOCAB)).loss(net, x, documents, BatchSlice(0, 0, 0, 8, 8)).tokens.tolist() == [4] * 8
     )
 
 

@@ -20,18 +20,13 @@ from scdd.schedules.decoupled import Decoupled
 from scdd.schedules.masked import Masked
 from scdd.schedules.peaked import Peaked
 
-CUDA = (
-    "cuda" if torch.cuda.is_available() else "cpu"
-)  # without a GPU, Triton's interpreter works on CPU tensors
+CUDA = "cuda" if torch.cuda.is_available() else "cpu"  # without a GPU, Triton's interpreter works on CPU tensors
 
 IMPLS = [
     pytest.param("chunked", "cpu", id="chunked-cpu"),
     pytest.param("chunked", "cuda", id="chunked-cuda", marks=pytest.mark.gpu),
     pytest.param(
-        "triton",
-        CUDA,
-        id="triton",
-        marks=pytest.mark.skipif(find_spec("triton") is None, reason="no Triton here"),
+        "triton", CUDA, id="triton", marks=pytest.mark.skipif(find_spec("triton") is None, reason="no Triton here")
     ),
 ]
 
@@ -72,9 +67,7 @@ class Case:
         return Head(move(self.weight), self.vocab, move(self.bias), bias)
 
 
-def case(
-    size: int, mask_id: int, count: int = 12, width: int = 16, input_bias: bool = False, seed: int = 0
-) -> Case:
+def case(size: int, mask_id: int, count: int = 12, width: int = 16, input_bias: bool = False, seed: int = 0) -> Case:
     """Random, in float64, with all three relations of z_t to x in it."""
     generator = torch.Generator().manual_seed(seed)
     vocab = Vocab(size, mask_id)
@@ -93,9 +86,7 @@ def case(
     return Case(vocab, normal(count, width), weight, normal(columns), bias, x, z_t)
 
 
-def rows_of(
-    process: Process, case: Case, t: float, s: float | None, dynamic: bool = False
-) -> ElboCoefficients:
+def rows_of(process: Process, case: Case, t: float, s: float | None, dynamic: bool = False) -> ElboCoefficients:
     """Rows at the case's positions; those that the process cannot reach keep weight zero."""
     time = torch.full_like(case.x, 0, dtype=torch.float64) + t
     if dynamic:

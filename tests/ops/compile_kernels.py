@@ -20,9 +20,7 @@ from scdd.ops.update import triton as update
 HOPPER = GPUTarget("cuda", 90, 32)
 
 
-def build(
-    kernel: triton.JITFunction, types: dict[str, str], constants: dict[str, object], warps: int
-) -> None:
+def build(kernel: triton.JITFunction, types: dict[str, str], constants: dict[str, object], warps: int) -> None:
     signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
     triton.compile(ASTSource(kernel, signature, constants), target=HOPPER, options={"num_warps": warps})
 
@@ -39,31 +37,13 @@ def main() -> None:
     stats = {"input_bias_": "*fp32", "log_total": "*fp32", "log_p_z": "*fp32", "mask_id": "i32"}
     draws = {"input_bias_": "*fp32", "uniforms": "*fp64", "moves": "*i1", "tokens": "*i64", "log_p": "*fp32"}
     common = {"z_ids": "*i64", "stride": "i32", **numbers}
-    for (dtype, bits), top_p, top_k in itertools.product(
-        (("*bf16", 16), ("*fp32", 32)), (False, True), (False, True)
-    ):
-        constants = {
-            "COLUMNS": 50304,
-            "KEY_BITS": bits,
-            "HAS_INPUT_BIAS": bits == 32,
-            "TOP_P": top_p,
-            "TOP_K": top_k,
-        }
+    for (dtype, bits), top_p, top_k in itertools.product((("*bf16", 16), ("*fp32", 32)), (False, True), (False, True)):
+        constants = {"COLUMNS": 50304, "KEY_BITS": bits, "HAS_INPUT_BIAS": bits == 32, "TOP_P": top_p, "TOP_K": top_k}
+        build(head._row_stats, {"logits": dtype, **common, **stats}, {**constants, "BLOCK": head.BLOCK}, head.WARPS)
         build(
-            head._row_stats,
-            {"logits": dtype, **common, **stats},
-            {**constants, "BLOCK": head.BLOCK},
-            head.WARPS,
+            redraw._row_draw, {"logits": dtype, **common, **draws}, {**constants, "BLOCK": redraw.BLOCK}, redraw.WARPS
         )
-        build(
-            redraw._row_draw,
-            {"logits": dtype, **common, **draws},
-            {**constants, "BLOCK": redraw.BLOCK},
-            redraw.WARPS,
-        )
-    numbers = dict.fromkeys(
-        ("keep", "step", "spread", "beta1_rest", "beta2", "beta2_rest", "epsilon", "pull"), "fp32"
-    )
+    numbers = dict.fromkeys(("keep", "step", "spread", "beta1_rest", "beta2", "beta2_rest", "epsilon", "pull"), "fp32")
     tables = {"table": "*i64", "sizes": "*i64", "owners": "*i32", "numbers": "*i32", "scale_": "*fp32"}
     for shadow, aligned in itertools.product((False, True), repeat=2):
         constants = {"HAS_SHADOW": shadow, "ALIGNED": aligned, "BLOCK": update.BLOCK}
@@ -71,12 +51,7 @@ def main() -> None:
     sides = ("x_", "delta_", "total_", "normal_", "d_total_", "d_normal_", "d_x_")
     affine = ("scale_", "shift_", "d_scale_", "d_shift_")
     for dtype in ("*bf16", "*fp32"):
-        types = {
-            **dict.fromkeys(sides, dtype),
-            **dict.fromkeys(affine, "*fp32"),
-            "group": "i32",
-            "shares": "i32",
-        }
+        types = {**dict.fromkeys(sides, dtype), **dict.fromkeys(affine, "*fp32"), "group": "i32", "shares": "i32"}
         for kernel, more in ((norm._rows_forward, {}), (norm._rows_backward, {"EACH": 16})):
             known = {k: v for k, v in types.items() if k in kernel.arg_names}
             build(kernel, known, {"WIDTH": 768, "BLOCK": 1024, **more}, norm.WARPS)

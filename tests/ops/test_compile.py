@@ -15,7 +15,5 @@ def test_every_kernel_compiles_for_hopper() -> None:
     """In a process of its own: this one may have Triton in its interpreter."""
     environment = {**os.environ, "TRITON_INTERPRET": "0"}
     script = os.path.join(os.path.dirname(__file__), "compile_kernels.py")
-    done = subprocess.run(
-        [sys.executable, script], env=environment, capture_output=True, text=True, timeout=280
-    )
+    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -14,9 +14,7 @@ from tests.ops.cases import IMPLS, PROCESSES, Case, case, problems, rows_of
 TIMES = [(0.5, None), (0.5, 0.499), (0.001, 0.0), (1.0, 0.999), (0.02, None)]
 
 
-def run(
-    problem: Case, rows: ElboCoefficients, impl: str, device: str, dtype: torch.dtype
-) -> list[torch.Tensor]:
+def run(problem: Case, rows: ElboCoefficients, impl: str, device: str, dtype: torch.dtype) -> list[torch.Tensor]:
     """[losses, gradients by hidden, weight, bias(, input bias)], the total weighed by 3."""
     inputs = [problem.hidden, problem.weight, problem.bias]
     if problem.input_bias is not None:
@@ -39,9 +37,7 @@ def agree(found: list[torch.Tensor], truth: list[torch.Tensor], tolerance: float
 @pytest.mark.parametrize(("impl", "device"), IMPLS)
 @pytest.mark.parametrize(("t", "s"), TIMES)
 @pytest.mark.parametrize("name", PROCESSES)
-def test_values_and_gradients_are_the_references(
-    name: str, t: float, s: float | None, impl: str, device: str
-) -> None:
+def test_values_and_gradients_are_the_references(name: str, t: float, s: float | None, impl: str, device: str) -> None:
     for size, mask_id, input_bias, count in problems(impl):
         problem = case(size, mask_id, count, input_bias=input_bias)
         rows = rows_of(PROCESSES[name](problem.vocab), problem, t, s)

@@ -20,9 +20,7 @@ def inputs(shape: tuple[int, int, int], groups: int, dtype: torch.dtype) -> list
     generator = torch.Generator().manual_seed(0)
     stream = [torch.randn(shape, generator=generator) * 3 + 1 for _ in range(2)]
     affine = [torch.randn(groups, 1, shape[2], generator=generator) + 0.5 for _ in range(2)]
-    return [t.to(DEVICE, dtype).requires_grad_() for t in stream] + [
-        t.to(DEVICE).requires_grad_() for t in affine
-    ]
+    return [t.to(DEVICE, dtype).requires_grad_() for t in stream] + [t.to(DEVICE).requires_grad_() for t in affine]
 
 
 def run(given: list[Tensor], impl: str) -> list[Tensor]:
@@ -35,14 +33,10 @@ def run(given: list[Tensor], impl: str) -> list[Tensor]:
 
 
 @TRITON
-@pytest.mark.parametrize(
-    ("shape", "groups"), [((3, 5, 48), 1), ((3, 5, 48), 3), ((2, 7, 128), 1), ((1, 1, 16), 1)]
-)
+@pytest.mark.parametrize(("shape", "groups"), [((3, 5, 48), 1), ((3, 5, 48), 3), ((2, 7, 128), 1), ((1, 1, 16), 1)])
 def test_the_kernels_are_the_reference(shape: tuple[int, int, int], groups: int) -> None:
     found = run(inputs(shape, groups, torch.float32), "triton")
-    truth = run(
-        [t.detach().double().requires_grad_() for t in inputs(shape, groups, torch.float32)], "reference"
-    )
+    truth = run([t.detach().double().requires_grad_() for t in inputs(shape, groups, torch.float32)], "reference")
     for part, exact in zip(found, truth, strict=True):
         assert part.shape == exact.shape
         torch.testing.assert_close(part.double(), exact, rtol=2e-5, atol=2e-5)
@@ -51,9 +45,7 @@ def test_the_kernels_are_the_reference(shape: tuple[int, int, int], groups: int)
 @TRITON
 def test_bfloat16_stays_within_its_rounding() -> None:
     found = run(inputs((4, 32, 64), 1, torch.bfloat16), "triton")
-    truth = run(
-        [t.detach().double().requires_grad_() for t in inputs((4, 32, 64), 1, torch.bfloat16)], "reference"
-    )
+    truth = run([t.detach().double().requires_grad_() for t in inputs((4, 32, 64), 1, torch.bfloat16)], "reference")
     for part, exact in zip(found, truth, strict=True):
         assert (part.double() - exact).norm() < 0.01 * exact.norm()
 

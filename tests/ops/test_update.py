@@ -25,9 +25,7 @@ def slots(with_shadow: bool = True, offset: int = 0) -> Slots:
         drawn = drawn.abs() if kind == "second" else drawn
         return drawn.to(DEVICE)[offset:].view(size)
 
-    return Slots(
-        *([made(size, kind) for size in SIZES if with_shadow or kind != "shadow"] for kind in Slots._fields)
-    )
+    return Slots(*([made(size, kind) for size in SIZES if with_shadow or kind != "shadow"] for kind in Slots._fields))
 
 
 def clone(given: Slots) -> Slots:
@@ -71,9 +69,7 @@ def test_the_fused_kernel_is_the_reference(with_shadow: bool, offset: int) -> No
     update(plain, scale, rates(7), "reference")
     for name in ("weights", "first", "second", "shadow"):
         for a, b in zip(getattr(fused, name), getattr(plain, name), strict=True):
-            torch.testing.assert_close(
-                a, b, rtol=1e-5, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}"
-            )
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
 
 
 def test_nothing_to_do() -> None:

@@ -34,19 +34,14 @@ def check_kernel(process: Process, s: float, t: float) -> None:
 
 def check_chapman_kolmogorov(process: Process, r: float, s: float, t: float) -> None:
     whole = kernel_matrix(process, r, t)
-    torch.testing.assert_close(
-        kernel_matrix(process, r, s) @ kernel_matrix(process, s, t), whole, rtol=0, atol=1e-13
-    )
+    torch.testing.assert_close(kernel_matrix(process, r, s) @ kernel_matrix(process, s, t), whole, rtol=0, atol=1e-13)
 
 
 def check_marginal(process: Process, s: float, t: float) -> None:
     """From the marginal at s, and from the clean data (t_{−1}), the kernel leads to the marginal at t."""
     tokens = ordinary(process)
     expected = np.stack(
-        [
-            paper.marginal(paper.unit(x, process.vocab.size), at(process, t), process.vocab.mask_id)
-            for x in tokens
-        ]
+        [paper.marginal(paper.unit(x, process.vocab.size), at(process, t), process.vocab.mask_id) for x in tokens]
     )
     np.testing.assert_allclose(marginal_matrix(process, t)[tokens].numpy(), expected, rtol=1e-9, atol=1e-15)
     led = marginal_matrix(process, s)[tokens] @ kernel_matrix(process, s, t)
@@ -181,10 +176,7 @@ def test_uniform_noise_is_known_whenever_it_comes() -> None:
 
 
 def test_autoregression_says_so() -> None:
-    assert (Autoregressive(Vocab(5, 4)).autoregressive, SCDD(Vocab(5, 4), Masked()).autoregressive) == (
-        True,
-        False,
-    )
+    assert (Autoregressive(Vocab(5, 4)).autoregressive, SCDD(Vocab(5, 4), Masked()).autoregressive) == (True, False)
     assert repr(Autoregressive(Vocab(5, 4))).startswith("Autoregressive(")
 
 

@@ -35,9 +35,7 @@ def levels(p_u: float, t: float) -> tuple[mpf, mpf]:
 
 
 def same(got: torch.Tensor, exact: mpf, tolerance: float = 1e-12) -> None:
-    assert abs(mpf(got.item()) - exact) <= tolerance * abs(exact), (
-        f"{got.item()!r} is not {mp.nstr(exact, 20)}"
-    )
+    assert abs(mpf(got.item()) - exact) <= tolerance * abs(exact), f"{got.item()!r} is not {mp.nstr(exact, 20)}"
 
 
 @pytest.mark.parametrize("p_u", P_U)

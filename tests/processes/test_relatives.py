@@ -118,9 +118,7 @@ def test_a_process_is_its_kernel_and_its_rates() -> None:
         def rates(self, z_t: Tensor, t: object) -> Kernel:
             at = self.levels(t).like(z_t)  # type: ignore[arg-type]
             hide, mask = -at.dgamma / at.gamma, z_t == self.vocab.mask_id
-            return Kernel(
-                torch.where(mask, 0.0, -hide), torch.where(mask, hide, 0.0), torch.zeros_like(z_t).double()
-            )
+            return Kernel(torch.where(mask, 0.0, -hide), torch.where(mask, hide, 0.0), torch.zeros_like(z_t).double())
 
     schedule: Schedule = Masked("cosine")
     ours, mdlm = Absorbing(Vocab(5, 2), schedule), MDLM(Vocab(5, 2), schedule)

@@ -36,9 +36,7 @@ def check_posterior(process: Process, x: paper.Array, s: float, t: float) -> Non
         assert got.min() >= 0
         assert got.sum() == pytest.approx(1.0, abs=1e-12)
         np.testing.assert_allclose(got, from_matrices[z], rtol=0, atol=1e-12)
-        expected = paper.bayes(
-            kind_of(process), x, z, at(process, s), at(process, t), m
-        )  # and not by our matrices
+        expected = paper.bayes(kind_of(process), x, z, at(process, s), at(process, t), m)  # and not by our matrices
         np.testing.assert_allclose(got, expected, rtol=0, atol=paper.TIGHT)
         if kind_of(process) != "GIDD":
             printed = paper.backward(x, z, at(process, s), at(process, t), m)
@@ -62,9 +60,7 @@ def test_posterior_is_bayes_for_a_soft_prediction(process: Process) -> None:
 
 @moderate
 @given(process=laws.processes(), span=laws.spans(), seed=st.integers(0, 999), spread=st.floats(0.0, 12.0))
-def test_posterior_on_random_processes(
-    process: Process, span: tuple[float, float], seed: int, spread: float
-) -> None:
+def test_posterior_on_random_processes(process: Process, span: tuple[float, float], seed: int, spread: float) -> None:
     check_posterior(process, laws.soft(process, seed, spread)[1], *span)
 
 
@@ -115,9 +111,7 @@ def test_states_held_impossible_still_move(process: Process) -> None:
     z = torch.arange(process.vocab.size)
     for p in (0.0, 1.0):
         for s, t in [(0.0, 0.0), *PAIRS]:
-            move = torch.stack(
-                torch.broadcast_tensors(*process.transition(z, torch.full(z.shape, p).double(), s, t))
-            )
+            move = torch.stack(torch.broadcast_tensors(*process.transition(z, torch.full(z.shape, p).double(), s, t)))
             assert torch.isfinite(move).all()
             torch.testing.assert_close(move.sum(0), torch.ones_like(move[0]), rtol=0, atol=1e-12)
 

@@ -19,6 +19,7 @@ from scdd.processes.autoregressive import Autoregressive
 from scdd.processes.base import Process
 from scdd.samplers.base import Model, Sampler
 from scdd.samplers.loop import Frame, TokenRows, sample_loop
+from scdd.samplers.options import SamplingOptions
 from scdd.samplers.plan import SamplingPlan
 
 Array = NDArray[np.float64]
@@ -75,16 +76,14 @@ def table(vocab: Vocab, seed: int = 0, spread: float = 1.2) -> Table:
 
 
 def walk(
-    model: Model,
-    sampler: Sampler,
-    times: Sequence[float],
-    rows: Tensor | TokenRows,
-    rng: CounterRNG,
-    **plan: Any,
+    model: Model, sampler: Sampler, times: Sequence[float], rows: Tensor | TokenRows, rng: CounterRNG, **plan: Any
 ) -> Iterator[Frame]:
     """The loop's frames, every one unless `record=False`."""
     given = rows if isinstance(rows, TokenRows) else TokenRows(rows)
-    return sample_loop(model, SamplingPlan(sampler, tuple(times), **{"record": True, **plan}), given, rng)
+    options = SamplingOptions(**{name: plan.pop(name) for name in ("final", "tolerance") if name in plan})
+    return sample_loop(
+        model, SamplingPlan(sampler, tuple(times), **{"record": True, "options": options, **plan}), given, rng
+    )
 
 
 def one_step(

@@ -58,9 +58,7 @@ def clean(pair: tuple[float, float], s: float) -> tuple[float, float]:
 
 @pytest.mark.parametrize("kind", PROCESSES)
 @pytest.mark.parametrize(("t", "s"), PAIRS)
-@pytest.mark.parametrize(
-    "filters", [Filters(), Filters(top_p=0.8, temperature=0.7)], ids=["plain", "filtered"]
-)
+@pytest.mark.parametrize("filters", [Filters(), Filters(top_p=0.8, temperature=0.7)], ids=["plain", "filtered"])
 def test_ancestral(kind: str, t: float, s: float, filters: Filters) -> None:
     process, denoiser = PROCESSES[kind], table(VOCAB)
     frame = one_step(denoiser, process, Ancestral(), everywhere(), t, s, filters)
@@ -99,9 +97,7 @@ def test_remdm_conf_remasks_by_the_probability_at_birth() -> None:
     denoiser, t, r, s = table(VOCAB, spread=2.0), 1.0, 0.4, 0.3
     z = torch.full((60_000, 2), MASK)
     source = CounterRNG(0, range(len(z)))
-    frames = list(
-        walk(Model(denoiser, MDLM_), Remdm("conf"), (t, r, s, 0.0), z, source, rows_per_forward=len(z))
-    )
+    frames = list(walk(Model(denoiser, MDLM_), Remdm("conf"), (t, r, s, 0.0), z, source, rows_per_forward=len(z)))
     first, second = frames[0].tokens, frames[1].tokens
     x = denoiser.x_theta()[MASK]
     most = min(1.0, s / (1 - r))
@@ -113,9 +109,7 @@ def test_remdm_conf_remasks_by_the_probability_at_birth() -> None:
         for column, z_t in enumerate((a, b)):
             sigma = share[column] * most
             expected = (
-                masked_row(x, fill)
-                if z_t == MASK
-                else (1 - sigma) * paper.unit(z_t, V) + sigma * paper.unit(MASK, V)
+                masked_row(x, fill) if z_t == MASK else (1 - sigma) * paper.unit(z_t, V) + sigma * paper.unit(MASK, V)
             )
             assert_frequencies(second[rows, column], expected)
 
@@ -125,14 +119,9 @@ def test_remdm_loop_stands_still_and_remasks_there_only() -> None:
     sampler = Remdm(variant="loop", eta=eta, t_on=0.6, t_off=0.2, alpha_on=0.75)
     z = torch.full((40_000, 1), MASK)
     grid = (*(1 - i / 10 for i in range(10)), 0.0)
-    frames = list(
-        walk(Model(denoiser, MDLM_), sampler, grid, z, CounterRNG(0, range(len(z))), rows_per_forward=len(z))
-    )
+    frames = list(walk(Model(denoiser, MDLM_), sampler, grid, z, CounterRNG(0, range(len(z))), rows_per_forward=len(z)))
     times = [frame.t for frame in frames] + [0.0]
-    alphas = [
-        (1 - u) / 0.4 * 0.75 if u > 0.6 + 1e-9 else 0.75 if u > 0.2 - 1e-9 else 1 - u / 0.2 * 0.25
-        for u in grid
-    ]
+    alphas = [(1 - u) / 0.4 * 0.75 if u > 0.6 + 1e-9 else 0.75 if u > 0.2 - 1e-9 else 1 - u / 0.2 * 0.25 for u in grid]
     np.testing.assert_allclose([1 - t for t in times], alphas, atol=1e-9)
     before = torch.full_like(z, MASK)
     for frame in frames:
@@ -178,9 +167,7 @@ def test_prism(t: float, s: float) -> None:
     frame = one_step(denoiser, MDLM_, Prism(remask=0.3), z, t, s, quality=head)
     sigma = min(0.3, s / (1 - t))
     count = math.floor(sigma * 20 + 0.5)
-    worst = sorted((p for p in range(5 * V) if p % V != MASK), key=lambda p: (float(quality[p % V]), p))[
-        :count
-    ]
+    worst = sorted((p for p in range(5 * V) if p % V != MASK), key=lambda p: (float(quality[p % V]), p))[:count]
     fill = ((1 - s) - (1 - sigma) * (1 - t)) / t
     for position in range(5 * V):
         z_t = position % V
@@ -203,12 +190,7 @@ def test_p2(eta: float, t: float, s: float) -> None:
     outcome: dict[tuple[int, ...], float] = {}
     for y1, y2 in itertools.product(ORDINARY, repeat=2):
         candidate = [y1, y2, a, b]
-        score = [
-            math.log(x[MASK, y1]),
-            math.log(x[MASK, y2]),
-            eta * math.log(x[a, a]),
-            eta * math.log(x[b, b]),
-        ]
+        score = [math.log(x[MASK, y1]), math.log(x[MASK, y2]), eta * math.log(x[a, a]), eta * math.log(x[b, b])]
         worst = sorted(range(4), key=lambda i: (score[i], i))[: math.floor(4 * s)]
         row = tuple(MASK if i in worst else candidate[i] for i in range(4))
         outcome[row] = outcome.get(row, 0.0) + float(x[MASK, y1] * x[MASK, y2])
@@ -241,14 +223,7 @@ def test_gidd_correct() -> None:
     z = torch.tensor([0, 4]).expand(DRAWS, 2).contiguous()
     sampler = GiddCorrect(corrections=1, temperature=tau)
     frozen_walk = list(
-        walk(
-            Model(denoiser, process),
-            sampler,
-            (1e-9, 0.0),
-            z,
-            CounterRNG(3, range(DRAWS)),
-            rows_per_forward=DRAWS,
-        )
+        walk(Model(denoiser, process), sampler, (1e-9, 0.0), z, CounterRNG(3, range(DRAWS)), rows_per_forward=DRAWS)
     )
     before, after = frozen_walk[0].tokens, frozen_walk[1].tokens
     x = denoiser.x_theta(Filters(temperature=tau))

@@ -138,16 +138,12 @@ def test_masks_only_keeps_every_visible_token() -> None:
     assert bool((moved[visible] == KINDS.index("corrected")).any()), "ancestral must correct in its last step"
 
 
-@pytest.mark.parametrize(
-    "process", [NOISY, MASKED, GIDD(VOCAB, Peaked(p_u=0.4))], ids=["scdd", "mdlm", "gidd"]
-)
+@pytest.mark.parametrize("process", [NOISY, MASKED, GIDD(VOCAB, Peaked(p_u=0.4))], ids=["scdd", "mdlm", "gidd"])
 @pytest.mark.parametrize("filters", [Filters(), Filters(temperature=0.6)], ids=["plain", "cooler"])
 def test_greedy_is_the_mode_of_the_last_posterior(process: Process, filters: Filters) -> None:
     network, t = table(VOCAB, spread=2.0), 0.4
     z = torch.arange(VOCAB.size)[None]
-    got = walk(process, Ancestral(), z, denoiser=network, times=(t, 0.0), final="greedy", filters=filters)[
-        -1
-    ].tokens[0]
+    got = walk(process, Ancestral(), z, denoiser=network, times=(t, 0.0), final="greedy", filters=filters)[-1].tokens[0]
     x_theta = torch.tensor(network.x_theta(filters))
     expected = process.posterior(z[0], x_theta, CLEAN, t).argmax(-1)
     assert got.tolist() == expected.tolist()
@@ -202,19 +198,12 @@ def test_a_sample_is_the_same_alone_and_in_any_batch(case: str) -> None:
     for row, sample in enumerate([7, 1, 2, 30, 4]):
         n = lengths[row]
         alone = walk(
-            process,
-            sampler,
-            z[row : row + 1, :n],
-            samples=[sample],
-            frozen=frozen[row : row + 1, :n],
-            **options,
+            process, sampler, z[row : row + 1, :n], samples=[sample], frozen=frozen[row : row + 1, :n], **options
         )
         assert alone[-1].tokens[0].tolist() == batch.tokens[row, :n].tolist()
         assert int(alone[-1].nfe) == int(batch.nfe[row])
         assert alone[-1].counts[0].tolist() == batch.counts[row].tolist()
-    other = walk(
-        process, sampler, z, samples=[7, 1, 2, 30, 4], seed=1, frozen=frozen, lengths=lengths, **options
-    )[-1]
+    other = walk(process, sampler, z, samples=[7, 1, 2, 30, 4], seed=1, frozen=frozen, lengths=lengths, **options)[-1]
     assert not bool((other.tokens == batch.tokens).all()), "another seed must give another text"
 
 
@@ -225,9 +214,7 @@ def test_rows_together_equal_rows_alone_up_to_rounding() -> None:
     z, lengths = torch.full((5, 12), 9), [12, 8, 12, 5, 9]
     alone = walk(process, Ancestral(), z, 8, network, lengths=lengths)[-1].tokens
     for together in (2, 5):
-        grouped = walk(process, Ancestral(), z, 8, network, lengths=lengths, rows_per_forward=together)[
-            -1
-        ].tokens
+        grouped = walk(process, Ancestral(), z, 8, network, lengths=lengths, rows_per_forward=together)[-1].tokens
         assert float((grouped == alone).double().mean()) > 0.97
 
 
@@ -260,9 +247,7 @@ def test_frames_carry_the_probability_of_each_token() -> None:
     before = masks(20, 20)
     for frame in walk(MASKED, Ancestral(), before, 6, network):
         drawn, stays = frame.moved == 1, (frame.moved == 0) & (frame.tokens != MASK)
-        torch.testing.assert_close(
-            frame.log_p[drawn].double(), x[MASK, frame.tokens[drawn]], atol=1e-5, rtol=0
-        )
+        torch.testing.assert_close(frame.log_p[drawn].double(), x[MASK, frame.tokens[drawn]], atol=1e-5, rtol=0)
         kept = frame.tokens[stays]
         torch.testing.assert_close(frame.log_p[stays].double(), x[kept, kept], atol=1e-5, rtol=0)
         before = frame.tokens
@@ -273,9 +258,7 @@ def test_frames_carry_the_probability_of_each_token() -> None:
     st.floats(0.05, 0.8), st.integers(1, 8), st.integers(0, 10_000), st.sampled_from(FINALS), st.floats(0.3, 1.0),
     st.booleans(),
 )  # fmt: skip
-def test_scdd_never_remasks(
-    p_u: float, steps: int, seed: int, final: str, top_p: float, decoupled: bool
-) -> None:
+def test_scdd_never_remasks(p_u: float, steps: int, seed: int, final: str, top_p: float, decoupled: bool) -> None:
     schedule = Decoupled(Polynomial(2.0), Polynomial(0.7, end=p_u)) if decoupled else Peaked(p_u=p_u)
     network = table(VOCAB, seed, spread=3.0)
     options = {"final": final, "filters": Filters(top_p=top_p), "rows_per_forward": 6}
@@ -309,8 +292,7 @@ def test_a_perfect_denoiser_follows_the_marginals(kind: type[Process]) -> None:
         rate = float((frame.moved == 2).double().mean())
         assert abs(rate - corrected) < 5 * (corrected / count + 1e-12) ** 0.5
     assert (
-        abs(float(frames[-1].counts[:, 2].sum()) / count - exact.remasked)
-        < 5 * (exact.remasked / count + 1e-12) ** 0.5
+        abs(float(frames[-1].counts[:, 2].sum()) / count - exact.remasked) < 5 * (exact.remasked / count + 1e-12) ** 0.5
     )
 
 
@@ -382,9 +364,7 @@ def test_gidd_correction_reaches_a_fixed_point() -> None:
     wrong = x.clone()
     wrong[[1, 4]] = 2
     sampler = GiddCorrect(corrections=20, temperature=0.5, patience=3)
-    frames = walk(
-        NOISY, sampler, wrong[None], denoiser=Truth(x, VOCAB), times=(1e-12, 0.0), final="masks-only"
-    )
+    frames = walk(NOISY, sampler, wrong[None], denoiser=Truth(x, VOCAB), times=(1e-12, 0.0), final="masks-only")
     assert [int((frame.tokens != x).sum()) for frame in frames[:4]] == [2, 1, 0, 0]
     assert len(frames) < 10
     assert bool((frames[-1].tokens == x).all())
@@ -447,13 +427,9 @@ def test_gidd_weights_walk_scdds_process() -> None:
     network = table(VOCAB)
     for process in (NOISY, GIDD(VOCAB, NOISY.schedule)):
         z = torch.full((20_000, 1), 1)
-        first = walk(
-            process, Ancestral(), z, denoiser=network, times=(0.6, 0.3, 0.0), rows_per_forward=len(z)
-        )[0]
+        first = walk(process, Ancestral(), z, denoiser=network, times=(0.6, 0.3, 0.0), rows_per_forward=len(z))[0]
         x_theta = torch.tensor(network.x_theta())
-        assert_frequencies(
-            first.tokens, process.posterior(torch.tensor([1]), x_theta[1:2], 0.3, 0.6)[0].numpy()
-        )
+        assert_frequencies(first.tokens, process.posterior(torch.tensor([1]), x_theta[1:2], 0.3, 0.6)[0].numpy())
 
 
 def test_ar_matches_the_network_without_a_cache() -> None:

@@ -26,7 +26,5 @@ def test_top(mask_id: int, extras: bool, k: int) -> None:
     best = dense.topk(k, -1)
     assert found.tokens.tolist() == best.indices.tolist()
     torch.testing.assert_close(found.log_p.double(), best.values, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(
-        found.log_p_z.double(), dense.gather(-1, z[:, None])[:, 0], atol=1e-5, rtol=1e-5
-    )
+    torch.testing.assert_close(found.log_p_z.double(), dense.gather(-1, z[:, None])[:, 0], atol=1e-5, rtol=1e-5)
     assert bool((found.log_p_z[z == mask_id] == -torch.inf).all())

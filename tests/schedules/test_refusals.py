@@ -50,18 +50,14 @@ def test_why_that_exponent_is_refused() -> None:
     """At exponent·(1 − t_peak) = 1, ρ_1 = 1/(1 + B) > 0; just below, ρ_1 = 0: the bound is the paper's ρ_1 = 0."""
     B = 4 * 0.2 / 0.8
     near_one = 1 - 1e-9
-    assert (1 - near_one) / (1 + B * near_one * (1 - near_one) - near_one) == pytest.approx(
-        1 / (1 + B), rel=1e-6
-    )
+    assert (1 - near_one) / (1 + B * near_one * (1 - near_one) - near_one) == pytest.approx(1 / (1 + B), rel=1e-6)
     below = Peaked(0.2, 1.98, 0.5).at(torch.tensor(1.0))
     assert below.rho == 0
 
 
 def test_noise_that_outruns_masking() -> None:
     """Above exponent·t_peak = 1 the noise may swell so fast that γ would have to rise."""
-    with pytest.raises(
-        UserError, match=r"γ_t rises near t = 0\.\d+.*lower exponent \(to 1\.11111 every p_u works\)"
-    ):
+    with pytest.raises(UserError, match=r"γ_t rises near t = 0\.\d+.*lower exponent \(to 1\.11111 every p_u works\)"):
         Peaked(0.5, 5.0, 0.9)
     Peaked(0.5, 1.1, 0.9).check()
 
@@ -119,10 +115,7 @@ def wave(t: Tensor) -> Tensor:
             "non-increasing|keep it between",
         ),
         (
-            {
-                "rho": lambda t: 1 - t + 6 * t**2 * (1 - t) ** 2,
-                "one_minus_rho": lambda t: t - 6 * t**2 * (1 - t) ** 2,
-            },
+            {"rho": lambda t: 1 - t + 6 * t**2 * (1 - t) ** 2, "one_minus_rho": lambda t: t - 6 * t**2 * (1 - t) ** 2},
             r"rho rises near t = 0\.\d+",
             "make it non-increasing",
         ),
@@ -136,11 +129,7 @@ def wave(t: Tensor) -> Tensor:
             r"rho leaves \[0, 1\]",
             "keep it between 0 and 1",
         ),
-        (
-            {"one_minus_gamma": lambda t: t + 1e-6},
-            "gamma and one_minus_gamma do not sum to 1",
-            "same function twice",
-        ),
+        ({"one_minus_gamma": lambda t: t + 1e-6}, "gamma and one_minus_gamma do not sum to 1", "same function twice"),
         ({"one_minus_rho": lambda t: t * t}, "rho and one_minus_rho do not sum to 1", "same function twice"),
         ({"dgamma": torch.ones_like}, "dgamma is not the derivative of gamma", "differentiate"),
         ({"drho": lambda t: -1 - 0.01 * t}, "drho is not the derivative of rho", "differentiate"),

@@ -70,13 +70,7 @@ def test_peaked_is_the_papers(parameters: tuple[float, float, float]) -> None:
     """`eq:noise-gidd-ours`: γ = (1 + c − t)/(1 + c), ρ = (1 − t)/(1 + c − t)."""
     c = noise(*parameters)
     for t in TIMES:
-        check(
-            Peaked(*parameters),
-            lambda t: (1 + c(t) - t) / (1 + c(t)),
-            lambda t: (1 - t) / (1 + c(t) - t),
-            t,
-            1e-13,
-        )
+        check(Peaked(*parameters), lambda t: (1 + c(t) - t) / (1 + c(t)), lambda t: (1 - t) / (1 + c(t) - t), t, 1e-13)
 
 
 @pytest.mark.parametrize("p_u", [1e-6, 0.1, 0.2, 0.5, 0.9])
@@ -177,9 +171,7 @@ def test_times_of_any_type_and_shape(name: str) -> None:
 
 def test_log_linear_is_linear() -> None:
     t = torch.linspace(0, 1, 11, dtype=torch.float64)
-    assert all(
-        torch.equal(a, b) for a, b in zip(Masked("linear").at(t), Masked("log-linear").at(t), strict=True)
-    )
+    assert all(torch.equal(a, b) for a, b in zip(Masked("linear").at(t), Masked("log-linear").at(t), strict=True))
 
 
 @pytest.mark.parametrize(

@@ -127,9 +127,7 @@ def test_a_batch_that_fails_is_repeated_one_by_one_and_nobody_notices(serving: S
         assert flaky.network.left < 0
     for i, events in enumerate(found):
         frames = [data for kind, data in events if kind == "frame"]
-        assert [(f["offset"], f["step"]) for f in frames] == [
-            (o, s) for o in (0, 19, 38) for s in (1, 2, 3, 4)
-        ]
+        assert [(f["offset"], f["step"]) for f in frames] == [(o, s) for o in (0, 19, 38) for s in (1, 2, 3, 4)]
         expected = lm.generate(length=70, steps=4, seed=i, stop=False)[0].json()
         assert events[-2][1]["samples"] == [expected]
 
@@ -147,11 +145,7 @@ def test_an_autoregressive_model_is_served_too(serving: Serving, tmp_path: Any) 
         assert client.post("/v1/generate", body).json["samples"] == [
             model.generate(prompt="The", length=12, seed=3)[0].json()
         ]
-        for path, wrong in (
-            ("infill", {"text": "a [MASK]"}),
-            ("score", {"text": "The"}),
-            ("correct", {"text": "The"}),
-        ):
+        for path, wrong in (("infill", {"text": "a [MASK]"}), ("score", {"text": "The"}), ("correct", {"text": "The"})):
             answer = client.post(f"/v1/{path}", wrong)
             assert answer.status == 400
             assert "autoregressive" in answer.error["message"].lower()
@@ -159,10 +153,7 @@ def test_an_autoregressive_model_is_served_too(serving: Serving, tmp_path: Any) 
 
 
 def test_a_queue_that_is_full_says_when_to_come_back(serving: Serving) -> None:
-    with (
-        serving({"workers": 1, "batch": 1, "queue": 1, "steps": 4000}) as client,
-        ThreadPoolExecutor(3) as pool,
-    ):
+    with serving({"workers": 1, "batch": 1, "queue": 1, "steps": 4000}) as client, ThreadPoolExecutor(3) as pool:
         slow = {"length": 30, "steps": 600, "seed": 1}
         waiting = [pool.submit(client.post, "/v1/generate", slow)]
         _wait_until(lambda: client.meter("scdd_network_evaluations_total") > 0)

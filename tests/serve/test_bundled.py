@@ -17,12 +17,7 @@ WHOLE = DAMAGED.replace("water", "the")
 
 def test_it_is_what_the_settings_name(bundled_client: Client) -> None:
     found = bundled_client.get("/v1/settings").json
-    assert (found["model"], found["context"], found["length"], found["sampling"]["steps"]) == (
-        "scdd",
-        256,
-        128,
-        32,
-    )
+    assert (found["model"], found["context"], found["length"], found["sampling"]["steps"]) == ("scdd", 256, 128, 32)
     assert 20e6 < found["parameters"] < 40e6
 
 
@@ -34,8 +29,7 @@ def test_generated_words_belong_together(bundled_client: Client, bundled: LM) ->
     words = answer["text"].split()
     random.Random(0).shuffle(words)
     own, mixed = (
-        bundled_client.post("/v1/score", {"text": text}).json["log_p"]
-        for text in (answer["text"], " ".join(words))
+        bundled_client.post("/v1/score", {"text": text}).json["log_p"] for text in (answer["text"], " ".join(words))
     )
     assert own > mixed + 1.0
 
@@ -95,10 +89,7 @@ def test_openais_client_completes(bundled_client: Client) -> None:
 def test_company_changes_nothing(serving: Serving, bundled: LM) -> None:
     """Matrix products of its own sizes round in their own way, so this is asked of the real network too."""
     bodies = [{"length": 40, "steps": 4, "seed": seed, "stop": False} for seed in range(5)]
-    with (
-        serving({"workers": 1, "batch": 5, "window": 5.0}, model=bundled) as client,
-        ThreadPoolExecutor(5) as pool,
-    ):
+    with serving({"workers": 1, "batch": 5, "window": 5.0}, model=bundled) as client, ThreadPoolExecutor(5) as pool:
         found = list(pool.map(lambda body: client.post("/v1/generate", body).json["samples"][0], bodies))
         assert client.meter("scdd_batch_jobs_count") == 1
     assert found == [bundled.generate(**body)[0].json() for body in bodies]  # type: ignore[arg-type]

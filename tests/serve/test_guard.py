@@ -32,9 +32,7 @@ def test_a_token_guards_everything_but_the_page_and_health(closed: Client) -> No
         assert stranger.get(path).status == 200
 
 
-@pytest.mark.parametrize(
-    "given", ["s3cret", "Bearer", "Bearer ", "Basic s3cret", "Bearer s3cret2", "Bearer S3CRET"]
-)
+@pytest.mark.parametrize("given", ["s3cret", "Bearer", "Bearer ", "Basic s3cret", "Bearer s3cret2", "Bearer S3CRET"])
 def test_nothing_but_the_token_will_do(closed: Client, given: str) -> None:
     assert Client(closed.port).get("/v1/models", Authorization=given).status == 401
 
@@ -100,8 +98,7 @@ def test_browsers_are_told_to_be_careful(client: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    "path",
-    ["../app.py", "..%2fapp.py", "%2e%2e/app.py", "....//app.py", "%2fetc%2fpasswd", "app.js%00.html", ""],
+    "path", ["../app.py", "..%2fapp.py", "%2e%2e/app.py", "....//app.py", "%2fetc%2fpasswd", "app.js%00.html", ""]
 )
 def test_no_path_reaches_the_disk(client: Client, path: str) -> None:
     assert client.get(f"/static/{path}").status == 404
@@ -113,9 +110,7 @@ def test_the_pages_ask_nobody_else(client: Client) -> None:
     for path in ("/", "/docs", *(f"/static/{name}" for name in files)):
         answer = client.get(path)
         assert answer.status == 200
-        found = re.findall(
-            rb"(?:https?:)?//[\w.-]+\.\w+", answer.raw.replace(b"http://www.w3.org/2000/svg", b"")
-        )
+        found = re.findall(rb"(?:https?:)?//[\w.-]+\.\w+", answer.raw.replace(b"http://www.w3.org/2000/svg", b""))
         assert found == [], (path, found)
 
 

@@ -50,14 +50,7 @@ def test_a_suffix_is_filled_in_before(api: Any, lm: LM) -> None:
 @pytest.mark.parametrize("size", [20, 80])
 def test_a_stream_adds_up_to_the_answer(api: Any, size: int) -> None:
     """80 tokens are several windows, which arrive one after the other."""
-    asked = {
-        "model": "tiny",
-        "prompt": "The fox",
-        "max_tokens": size,
-        "seed": 6,
-        "n": 2,
-        "extra_body": {"steps": 4},
-    }
+    asked = {"model": "tiny", "prompt": "The fox", "max_tokens": size, "seed": 6, "n": 2, "extra_body": {"steps": 4}}
     whole = api.completions.create(**asked)
     chunks = list(api.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
     for index in (0, 1):
@@ -84,13 +77,7 @@ def test_stops_cut_the_text_alone_and_in_a_stream(api: Any) -> None:
 
 def test_a_stream_after_a_long_prompt_adds_up_too(api: Any) -> None:
     """The prompt fills whole windows, which nobody sees."""
-    asked = {
-        "model": "tiny",
-        "prompt": "the fox " * 20,
-        "max_tokens": 38,
-        "seed": 3,
-        "extra_body": {"steps": 3},
-    }
+    asked = {"model": "tiny", "prompt": "the fox " * 20, "max_tokens": 38, "seed": 3, "extra_body": {"steps": 3}}
     whole = api.completions.create(**asked).choices[0].text
     parts = [chunk.choices[0].text for chunk in api.completions.create(**asked, stream=True)]
     assert "".join(parts) == whole
@@ -156,9 +143,7 @@ def test_logprobs_count_characters_not_bytes(lm: LM, text: str) -> None:
 def test_a_stream_with_logprobs_adds_up_too(api: Any) -> None:
     asked = {"model": "tiny", "prompt": "The", "max_tokens": 60, "seed": 3, "logprobs": 1, "n": 2}
     whole = api.completions.create(**asked, extra_body={"steps": 3})
-    chunks = [
-        chunk.choices[0] for chunk in api.completions.create(**asked, stream=True, extra_body={"steps": 3})
-    ]
+    chunks = [chunk.choices[0] for chunk in api.completions.create(**asked, stream=True, extra_body={"steps": 3})]
     for choice in whole.choices:
         parts = [chunk for chunk in chunks if chunk.index == choice.index]
         assert "".join(part.text for part in parts) == choice.text
@@ -167,9 +152,7 @@ def test_a_stream_with_logprobs_adds_up_too(api: Any) -> None:
 
 def test_prompts_can_be_many_and_can_be_tokens(api: Any, lm: LM) -> None:
     ids = lm.tokenizer.encode("The river runs")
-    many = api.completions.create(
-        model="tiny", prompt=["The river runs", "The fox"], max_tokens=6, seed=9, n=2
-    )
+    many = api.completions.create(model="tiny", prompt=["The river runs", "The fox"], max_tokens=6, seed=9, n=2)
     one = api.completions.create(model="tiny", prompt=ids, max_tokens=6, seed=9, n=2)
     assert [choice.text for choice in many.choices[:2]] == [choice.text for choice in one.choices]
     assert [choice.index for choice in many.choices] == [0, 1, 2, 3]
@@ -226,9 +209,7 @@ def test_a_stop_that_may_still_come_is_not_sent_before(lm: LM) -> None:
 
     text, stop = "The fox runs", "x runs over"
     tokens = lm.tokenizer.encode(text)
-    cutter = Cutter(
-        lm.tokenizer, [lm.tokenizer.mask_id] * (len(tokens) + 4), 0, len(tokens) + 4, [stop], "", True
-    )
+    cutter = Cutter(lm.tokenizer, [lm.tokenizer.mask_id] * (len(tokens) + 4), 0, len(tokens) + 4, [stop], "", True)
     sent = cutter.fed(0, tokens)
     assert len(sent) == len(text) - len(stop) + 1
     short = lm.tokenizer.encode("The")

@@ -20,9 +20,7 @@ from tests.serve.conftest import Serving
 
 sync = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="needs chromium: install it, or set CHROMIUM to its path"
-)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium: install it, or set CHROMIUM to its path")
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 TEXT = "The quick brown fox jumps over the lazy dog."
 WRONG = "It is the capital blue the province."
@@ -50,10 +48,7 @@ def opened(browser: Any, url: str, server: str | None = None, **options: Any) ->
     page.complaints = []
     page.on("console", lambda said: page.complaints.append(said.text) if said.type == "error" else None)
     page.on("pageerror", lambda error: page.complaints.append(str(error)))
-    page.on(
-        "request",
-        lambda asked: page.complaints.append(asked.url) if not asked.url.startswith(server) else None,
-    )
+    page.on("request", lambda asked: page.complaints.append(asked.url) if not asked.url.startswith(server) else None)
     page.goto(url)
     sync.expect(page.locator("#sampler")).to_be_attached()
     return page
@@ -189,11 +184,8 @@ def test_pickers_come_from_the_recipes_schema(page: Any, site: Client) -> None:
     schema = site.get("/v1/settings").json["recipe_schema"]["$defs"]
     kinds = list(schema["SamplingOptions"]["properties"]["sampler"]["discriminator"]["mapping"])
     assert sorted(page.locator("#sampler option").all_text_contents()) == sorted(kinds)
-    assert page.locator("#grid option").all_text_contents() == schema["Grid"]["properties"]["kind"]["enum"]
-    assert (
-        page.locator("#final option").all_text_contents()
-        == schema["SamplingOptions"]["properties"]["final"]["enum"]
-    )
+    assert page.locator("#grid option").all_text_contents() == schema["GridOptions"]["properties"]["kind"]["enum"]
+    assert page.locator("#final option").all_text_contents() == schema["SamplingOptions"]["properties"]["final"]["enum"]
     page.select_option("#sampler", "gidd-correct")
     assert page.locator("#sampler-corrections").input_value() == "64"
     page.select_option("#schedule", "gidd")
@@ -228,9 +220,7 @@ def test_infill_by_clicking_words(page: Any, model: LM) -> None:
     holes = f"The quick [MASK:{sizes[0]}] jumps over the [MASK:{sizes[1]}] dog."
     expected = model.infill(holes, seed=2, steps=8)[0].tokens
     assert text(page) == visible(model, expected)
-    assert page.locator("#text .written").count() == sum(
-        sizes
-    )  # at the end, too, one sees what was filled in
+    assert page.locator("#text .written").count() == sum(sizes)  # at the end, too, one sees what was filled in
     page.click("#unmask")
     assert page.locator("#words [aria-pressed=true]").count() == 0
 
@@ -334,9 +324,7 @@ def test_filters_reach_the_sampler(page: Any, model: LM, field: str, value: str,
     else:
         control.fill(value)
     run(page)
-    expected, plain = (
-        model.generate(length=30, seed=5, steps=8, stop=False, **given)[0] for given in (how, {})
-    )
+    expected, plain = (model.generate(length=30, seed=5, steps=8, stop=False, **given)[0] for given in (how, {}))
     assert text(page) == visible(model, expected.tokens)
     assert expected.tokens != plain.tokens
 
@@ -383,10 +371,7 @@ def test_copied_code_runs(page: Any, model: LM, task: str) -> None:
     sync.expect(page.locator("#note")).to_have_text("The program is in the clipboard.")
     program = page.evaluate("navigator.clipboard.readText()")
     said = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        check=True,
-        env={**os.environ, "PYTHONUTF8": "1"},
+        [sys.executable, "-c", program], capture_output=True, check=True, env={**os.environ, "PYTHONUTF8": "1"}
     )
     assert said.stdout.decode() == expected.text + "\n"
     page.click("#copy-curl")
@@ -397,9 +382,7 @@ def test_copied_code_runs(page: Any, model: LM, task: str) -> None:
         assert (found if task == "correct" else found["samples"][0])["text"] == expected.text
 
 
-def test_every_press_draws_another_text_and_a_link_shows_the_same(
-    page: Any, browser: Any, site: Client
-) -> None:
+def test_every_press_draws_another_text_and_a_link_shows_the_same(page: Any, browser: Any, site: Client) -> None:
     texts, seeds = [], []
     for _ in range(2):
         run(page)
@@ -527,9 +510,7 @@ def test_a_change_stays_on_one_line(browser: Any, bundled_client: Client) -> Non
         page.click("#tab-correct")
         page.fill("#seed", "0")
         run(page, 4)
-        lines = page.locator("#text :is(del, ins)").evaluate_all(
-            "all => all.map(e => e.getClientRects().length)"
-        )
+        lines = page.locator("#text :is(del, ins)").evaluate_all("all => all.map(e => e.getClientRects().length)")
         assert len(lines) == 4
         assert set(lines) == {1}, width
         page.context.close()
@@ -563,9 +544,7 @@ def test_the_playground_repairs_its_example(browser: Any, bundled_client: Client
     assert page.locator("#text del").all_text_contents() == [" the", " blue"]
     assert page.locator("#text ins").all_text_contents() == [" of", " of"]
     page.get_by_text("Doubts", exact=True).click()
-    colours = page.locator("#text .doubt").evaluate_all(
-        "all => all.map(e => [e.textContent, e.style.backgroundColor])"
-    )
+    colours = page.locator("#text .doubt").evaluate_all("all => all.map(e => [e.textContent, e.style.backgroundColor])")
     strong = [word for word, colour in colours if float(colour.partition("/ ")[2].rstrip(")")) > 0.5]
     assert strong == [" the", " blue"]
     page.fill("#correct-text", EXAMPLE.replace("population the", "population of").replace("blue", "of"))

@@ -45,13 +45,7 @@ def test_infill_keeps_what_was_given(client: Client, lm: LM) -> None:
 
 @pytest.mark.parametrize("mode", ["reverse", "pass"])
 def test_correct(client: Client, lm: LM, mode: str) -> None:
-    body = {
-        "text": "The river runs to the sea.",
-        "mode": mode,
-        "strength": 0.3,
-        "seed": 5,
-        "freeze": ["river", [0, 3]],
-    }
+    body = {"text": "The river runs to the sea.", "mode": mode, "strength": 0.3, "seed": 5, "freeze": ["river", [0, 3]]}
     answer = client.post("/v1/correct", body).json
     found = lm.correct(body["text"], mode=mode, strength=0.3, seed=5, freeze=["river", (0, 3)])
     assert answer["text"] == found.text
@@ -81,9 +75,9 @@ def test_tokenize_adds_up_to_the_text(client: Client) -> None:
 def test_a_sampler_can_be_a_name_or_a_section(client: Client) -> None:
     mdlm = {"process": {"kind": "mdlm"}, "length": 20, "seed": 1}
     by_name = client.post("/v1/generate", {**mdlm, "sampler": "remdm-rescale"}).json["samples"][0]
-    by_section = client.post(
-        "/v1/generate", {**mdlm, "sampler": {"kind": "remdm", "variant": "rescale"}}
-    ).json["samples"][0]
+    by_section = client.post("/v1/generate", {**mdlm, "sampler": {"kind": "remdm", "variant": "rescale"}}).json[
+        "samples"
+    ][0]
     assert by_name == by_section
     assert (by_name["sampler"], by_name["process"]) == ("remdm", "mdlm")
 
@@ -161,16 +155,7 @@ def test_mistakes_are_named(client: Client, path: str, body: dict[str, Any], par
 
 @pytest.mark.parametrize(
     "raw",
-    [
-        b"",
-        b"{",
-        b"[]",
-        b"null",
-        b'{"prompt": "\\ud800"}',
-        b'{"top_p": NaN}',
-        b'{"temperature": Infinity}',
-        b"\xff\xfe",
-    ],
+    [b"", b"{", b"[]", b"null", b'{"prompt": "\\ud800"}', b'{"top_p": NaN}', b'{"temperature": Infinity}', b"\xff\xfe"],
 )
 def test_bodies_that_are_none(client: Client, raw: bytes) -> None:
     answer = client.ask("POST", "/v1/generate", raw)
@@ -226,9 +211,7 @@ def test_unknown_places_answer_in_the_same_shape(client: Client) -> None:
 def test_settings_hold_the_recipes_schema(client: Client) -> None:
     found = client.get("/v1/settings").json
     assert (found["model"], found["room"], found["sampling"]["steps"]) == ("tiny", 38, 6)
-    kinds = found["recipe_schema"]["$defs"]["SamplingOptions"]["properties"]["sampler"]["discriminator"][
-        "mapping"
-    ]
+    kinds = found["recipe_schema"]["$defs"]["SamplingOptions"]["properties"]["sampler"]["discriminator"]["mapping"]
     assert {"ancestral", "remdm", "p2"} <= set(kinds)
     assert "remdm" in found["refusals"]
     assert "ancestral" not in found["refusals"]

@@ -82,10 +82,7 @@ def test_a_fickle_network_still_answers_alike_in_company(serving: Serving, lm: L
     from concurrent.futures import ThreadPoolExecutor
 
     model = fickle(lm)
-    with (
-        serving({"workers": 1, "batch": 4, "window": 5.0}, model=model) as client,
-        ThreadPoolExecutor(4) as pool,
-    ):
+    with serving({"workers": 1, "batch": 4, "window": 5.0}, model=model) as client, ThreadPoolExecutor(4) as pool:
         bodies = [{"length": 30, "seed": i, "steps": 4} for i in range(4)]
         together = list(pool.map(lambda body: client.post("/v1/generate", body).json, bodies))
         assert client.meter("scdd_batch_jobs_count") == 1

@@ -27,13 +27,7 @@ def until(met: Callable[[], bool], seconds: float = 10.0) -> bool:
     [
         {"task": "generate", "length": 30, "num": 2, "steps": 6, "seed": 4, "stop": False},
         {"task": "generate", "length": 70, "steps": 3, "seed": 4, "stop": False},
-        {
-            "task": "generate",
-            "process": {"kind": "mdlm"},
-            "sampler": "remdm-rescale",
-            "length": 20,
-            "stop": False,
-        },
+        {"task": "generate", "process": {"kind": "mdlm"}, "sampler": "remdm-rescale", "length": 20, "stop": False},
         {"task": "infill", "text": "The [MASK:5] dog", "seed": 1},
         {"task": "correct", "text": "The river runs to the sea.", "strength": 0.4, "seed": 2, "steps": 8},
     ],

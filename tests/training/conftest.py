@@ -44,9 +44,7 @@ Launch = Callable[..., list[int]]
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A few thousand words over a small vocabulary, in five documents."""
     folder = tmp_path_factory.mktemp("text")
-    words = re.findall(
-        r"\w+", "the cat sat on a mat while seven dogs ran past its old house near some quiet river"
-    )
+    words = re.findall(r"\w+", "the cat sat on a mat while seven dogs ran past its old house near some quiet river")
     for number in range(5):
         picked = [words[(i * i + 3 * i * number + i // 7) % len(words)] for i in range(500)]
         (folder / f"{number}.txt").write_text(" ".join(picked), encoding="utf-8")
@@ -64,9 +62,7 @@ def recipe_file(text: Path, tmp_path: Path) -> Path:
 def zygote() -> Iterator[subprocess.Popen[str]]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(Path(__file__).with_name("zygote.py"))]
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-    )
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
     yield process
     assert process.stdin is not None
     process.stdin.close()

@@ -23,9 +23,7 @@ def test_all_singular_values_come_near_one_and_the_directions_stay() -> None:
         u, _, v = torch.linalg.svd(x, full_matrices=False)
         inside = u.mT @ found @ v.mT
         values = inside.diagonal(dim1=-2, dim2=-1)
-        assert (
-            values.min() > 0.3
-        )  # the iteration is short; directions far weaker than the rest need not arrive
+        assert values.min() > 0.3  # the iteration is short; directions far weaker than the rest need not arrive
         assert values.max() < 1.25
         assert values.median() > 0.65
         assert (inside - torch.diag_embed(values)).abs().max() < 1e-6
@@ -55,9 +53,7 @@ def test_one_step_moves_matrices_by_the_orthogonal_of_their_gradient_and_the_res
         gradient = gradients[name]
         # the first step's look-ahead is the gradient itself, scaled
         step = orthogonal(gradient[None])[0] * max(1, gradient.shape[0] / gradient.shape[1]) ** 0.5
-        torch.testing.assert_close(
-            p.detach(), before[name] * (1 - 0.02 * 0.02) - 0.02 * step, atol=1e-6, rtol=1e-5
-        )
+        torch.testing.assert_close(p.detach(), before[name] * (1 - 0.02 * 0.02) - 0.02 * step, atol=1e-6, rtol=1e-5)
     for name, p in network.named_parameters():  # 1 − d = 1 − 2/11 at the first update, as 2/11 < 0.5
         expected = before[name] + (1 - 2 / 11) * (p.detach() - before[name])
         torch.testing.assert_close(average.shadow[name], expected, atol=1e-6, rtol=1e-5)

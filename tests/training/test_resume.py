@@ -26,9 +26,7 @@ def same(a: Path, b: Path) -> None:
     assert curve(a) == curve(b)
 
 
-def tormented(
-    launch: Launch, out: Path, kills: int, ranks: int, sets: list[str], calm: float, seed: int = 0
-) -> None:
+def tormented(launch: Launch, out: Path, kills: int, ranks: int, sets: list[str], calm: float, seed: int = 0) -> None:
     """Kill it again and again, at random times and inside checkpoint writes, then let it finish.
 
     `calm` is how long a run takes in peace here and now: times are drawn so that `kills` of them fit into it. A fast
@@ -57,10 +55,7 @@ def in_peace(launch: Launch, out: Path, ranks: int, sets: list[str]) -> float:
 
 
 def test_a_killed_run_ends_with_the_same_bits(launch: Launch, tmp_path: Path) -> None:
-    sets = [
-        "training.steps=120",
-        "training.save_every=4",
-    ]  # saves fall between reports, so open sums are saved too
+    sets = ["training.steps=120", "training.save_every=4"]  # saves fall between reports, so open sums are saved too
     calm = in_peace(launch, tmp_path / "calm", 1, sets)
     tormented(launch, tmp_path / "killed", kills=4, ranks=1, sets=sets, calm=calm)
     same(tmp_path / "calm", tmp_path / "killed")
@@ -92,9 +87,9 @@ def test_dying_inside_a_checkpoint_write_leaves_the_last_complete_one(
     assert launch(out, sets=["training.steps=5"]) == [0]
     before = weights(out)
     assert launch(out, sets=["training.steps=10"], operation=operation + 3) == [-signal.SIGKILL]
-    assert torch.equal(
-        weights(out)["model.network.output.weight"], before["model.network.output.weight"]
-    ) or (sorted((out / "checkpoints").glob("step-*"))[-1].name == "step-00000010")
+    assert torch.equal(weights(out)["model.network.output.weight"], before["model.network.output.weight"]) or (
+        sorted((out / "checkpoints").glob("step-*"))[-1].name == "step-00000010"
+    )
     assert launch(out, sets=["training.steps=10"]) == [0]
     assert launch(tmp_path / "calm", sets=["training.steps=5"]) == [0]
     assert launch(tmp_path / "calm", sets=["training.steps=10"]) == [0]
@@ -106,10 +101,7 @@ def test_dying_inside_a_checkpoint_write_leaves_the_last_complete_one(
 def test_a_signal_saves_and_ends_well_and_the_same_command_goes_on(
     launch: Launch, tmp_path: Path, number: signal.Signals
 ) -> None:
-    out, sets = (
-        tmp_path / "run",
-        ["training.steps=3000", "training.save_every=3000", "training.validate_every=3000"],
-    )
+    out, sets = (tmp_path / "run", ["training.steps=3000", "training.save_every=3000", "training.validate_every=3000"])
     assert launch(out, sets=sets, signal=[str(out / METRICS), int(number)]) == [0]
     assert "the same command goes on from there" in said(tmp_path, out)
     newest = sorted((out / "checkpoints").glob("step-*"))[-1]
@@ -176,9 +168,7 @@ def test_one_process_equals_two_ranks_of_ddp_and_of_fsdp(launch: Launch, tmp_pat
 
 @pytest.mark.dist
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_a_checkpoint_of_two_ranks_resumes_on_one_and_on_four(
-    launch: Launch, tmp_path: Path, kind: str
-) -> None:
+def test_a_checkpoint_of_two_ranks_resumes_on_one_and_on_four(launch: Launch, tmp_path: Path, kind: str) -> None:
     assert launch(tmp_path / "whole", sets=["training.steps=12"]) == [0]
     assert launch(tmp_path / "whole") == [0]
     half = tmp_path / "half"
@@ -204,6 +194,4 @@ def test_nothing_in_a_checkpoint_is_a_pickle(launch: Launch, tmp_path: Path) -> 
     assert launch(out, 2, ["training.parallel=fsdp", "training.steps=5"]) == [0, 0]
     files = [path for path in (out / "checkpoints").rglob("*") if path.is_file()]
     assert {path.suffix for path in files} == {".json", ".yaml", ".safetensors"}
-    assert len(list((out / "checkpoints").rglob("resume/*.safetensors"))) == 2, (
-        "each rank writes its own shard"
-    )
+    assert len(list((out / "checkpoints").rglob("resume/*.safetensors"))) == 2, "each rank writes its own shard"

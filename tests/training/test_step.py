@@ -33,9 +33,7 @@ class Asked(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__.split(".")[-1]
-        if name in WAITING or (
-            name == "index" and any(t.dtype == torch.bool for t in args[1] if t is not None)
-        ):
+        if name in WAITING or (name == "index" and any(t.dtype == torch.bool for t in args[1] if t is not None)):
             self.found.append(name)
         return func(*args, **(kwargs or {}))
 
@@ -74,11 +72,7 @@ def test_bfloat16_is_for_activations_only(recipe_file: Path, tmp_path: Path) -> 
     block.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].dtype))
     trainer.advance(next(iter(trainer.loader)))
     assert trainer.average is not None
-    held = [
-        *trainer.module.parameters(),
-        *trainer.optimiser.state().values(),
-        *trainer.average.shadow.values(),
-    ]
+    held = [*trainer.module.parameters(), *trainer.optimiser.state().values(), *trainer.average.shadow.values()]
     assert {tensor.dtype for tensor in held} == {torch.float32}
     assert torch.bfloat16 in seen, "or nothing was tested"
 

@@ -26,15 +26,7 @@ from .conftest import curve, weights
 
 def train(recipe: Path, out: Path, *changes: str) -> int:
     return main(
-        [
-            "train",
-            str(recipe),
-            "--out",
-            str(out),
-            "--device",
-            "cpu",
-            *(p for c in changes for p in ("--set", c)),
-        ]
+        ["train", str(recipe), "--out", str(out), "--device", "cpu", *(p for c in changes for p in ("--set", c))]
     )
 
 
@@ -152,9 +144,7 @@ def test_no_sample_is_seen_twice_or_skipped_across_a_resume(recipe_file: Path, t
     assert sorted(parts[:epoch]) == list(range(epoch))
 
 
-def test_recipe_mistakes_are_named(
-    recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_recipe_mistakes_are_named(recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "training.stepz" in refused(capsys, train(recipe_file, tmp_path / "a", "training.stepz=3"))
     assert "no such recipe" in refused(capsys, train(Path("wiki-tinny"), tmp_path / "a"))
     dynamic = "objective={kind: elbo, steps: 100, weighting: dynamic}"
@@ -228,9 +218,7 @@ def test_a_checkpoint_of_another_size_is_refused(
 @pytest.fixture
 def shards(text: Path, tmp_path: Path) -> Path:
     out = tmp_path / "shards"
-    for _ in run_preparation(
-        Preparation([str(text)], out, train_tokenizer=300, valid_fraction=0.3, workers=1)
-    ):
+    for _ in run_preparation(Preparation([str(text)], out, train_tokenizer=300, valid_fraction=0.3, workers=1)):
         pass
     return out
 
@@ -256,9 +244,7 @@ def test_shards_of_another_tokenizer_are_refused(
     data = f"data={{kind: shards, path: {shards}, length: 16}}"
     assert train(recipe_file, tmp_path / "run", data, "training.steps=4") == 0
     shutil.rmtree(shards)
-    for _ in run_preparation(
-        Preparation([str(text)], shards, train_tokenizer=280, valid_fraction=0.3, workers=1)
-    ):
+    for _ in run_preparation(Preparation([str(text)], shards, train_tokenizer=280, valid_fraction=0.3, workers=1)):
         pass
     assert "tokenizer" in refused(capsys, train(recipe_file, tmp_path / "run", data, "training.steps=8"))
 
@@ -308,9 +294,7 @@ def test_an_exploding_run_exits_with_a_sentence(
     assert "training.learning_rate" in said
 
 
-def test_a_damaged_checkpoint_is_named(
-    recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_checkpoint_is_named(recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train(recipe_file, tmp_path / "run", "training.steps=4") == 0
     file = newest(tmp_path / "run") / "resume" / "state.safetensors"
     file.write_bytes(file.read_bytes()[:1000])
@@ -324,15 +308,7 @@ def test_tensorboard_and_jsonl_hold_the_curves(recipe_file: Path, tmp_path: Path
     assert list((out / "tensorboard").iterdir())
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "loss" in line] == [3, 6]
-    assert lines[0].keys() >= {
-        "loss",
-        "error",
-        "learning_rate",
-        "gradient_norm",
-        "tokens_per_second",
-        "eta",
-        "epoch",
-    }
+    assert lines[0].keys() >= {"loss", "error", "learning_rate", "gradient_norm", "tokens_per_second", "eta", "epoch"}
 
 
 @pytest.mark.parametrize("name", ["scdd", "ar", "bf16"])
@@ -347,9 +323,7 @@ def test_samples_are_logged_and_change_nothing(
     assert all(torch.equal(watched[key], plain[key]) for key in plain)
 
 
-def test_from_python_it_is_the_command(
-    recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_from_python_it_is_the_command(recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The same bits and metrics, resumed by a recipe at hand; silent if asked to be."""
     assert train(recipe_file, tmp_path / "command", "training.steps=6") == 0
     capsys.readouterr()

@@ -80,9 +80,7 @@ def corpus(spec: Recipe, tokenizer: str | None = None, verify: bool = False) -> 
     """The recipe's data. `tokenizer` is the text of the one that the run already uses; `verify` reads every checksum."""
     options, known = spec.data, TextTokenizer(tokenizer) if tokenizer is not None else None
     with at("data"):
-        return (
-            _shards(options, known, verify) if isinstance(options, ShardsOptions) else _text(options, known)
-        )
+        return _shards(options, known, verify) if isinstance(options, ShardsOptions) else _text(options, known)
 
 
 def _shards(spec: ShardsOptions, known: TextTokenizer | None, verify: bool) -> Corpus:

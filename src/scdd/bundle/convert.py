@@ -101,9 +101,7 @@ def _file(source: Path) -> Path:
     for name in CANDIDATES:
         if (source / name).is_file():
             return source / name
-    raise UserError(
-        f"{source} holds no checkpoint to convert: name the .ckpt, .pt or .safetensors file itself."
-    )
+    raise UserError(f"{source} holds no checkpoint to convert: name the .ckpt, .pt or .safetensors file itself.")
 
 
 def _safetensors(file: Path) -> dict[str, Any]:
@@ -140,8 +138,6 @@ def _vocab(tokenizer: str | None) -> Vocab | None:
         entries = content["model"]["vocab"]
         ids = [*(entries.values() if isinstance(entries, dict) else range(len(entries))), *added.values()]
     except (ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"The {TOKENIZER} beside the checkpoint is damaged ({error!r}): fetch it again."
-        ) from error
+        raise UserError(f"The {TOKENIZER} beside the checkpoint is damaged ({error!r}): fetch it again.") from error
     masks = [added[name] for name in ("[MASK]", "<mask>", "<|mask|>") if name in added]
     return Vocab(max(ids) + 1, masks[0]) if masks else None

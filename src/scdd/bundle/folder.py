@@ -101,11 +101,7 @@ def write(
             (temporary / TOKENIZER).write_text(identity.tokenizer, encoding="utf-8")
         meta = {
             "schema": SCHEMA,
-            "versions": {
-                "scdd": __version__,
-                "torch": torch.__version__,
-                "python": platform.python_version(),
-            },
+            "versions": {"scdd": __version__, "torch": torch.__version__, "python": platform.python_version()},
             "vocab": {**asdict(identity.vocab), "hash": identity.vocab_hash},
             "step": identity.step,
             "tokens": identity.tokens,
@@ -266,9 +262,7 @@ def _download(source: str) -> Path:
     """A snapshot of a Hub repository, of which only a bundle's own files and its card are taken."""
     match = re.fullmatch(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", source)
     if match is None:
-        raise UserError(
-            f'There is no checkpoint folder "{source}": check the path, or give a Hub id (owner/name).'
-        )
+        raise UserError(f'There is no checkpoint folder "{source}": check the path, or give a Hub id (owner/name).')
     from huggingface_hub import snapshot_download
 
     try:

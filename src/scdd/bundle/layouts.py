@@ -181,9 +181,7 @@ def with_averages(state: Mapping[str, Loadable], shadow: Sequence[Loadable]) -> 
         raise UserError(
             f"The checkpoint's EMA has {len(shadow)} tensors for {len(names)} parameters: convert with ema=False."
         )
-    for name, average in zip(
-        names, shadow, strict=False
-    ):  # a learned noise schedule's come after the network's
+    for name, average in zip(names, shadow, strict=False):  # a learned noise schedule's come after the network's
         if tuple(average.shape) != tuple(state[name].shape):
             raise UserError(
                 f'The checkpoint\'s EMA does not fit the network at "{name}": convert with ema=False to take the raw weights.'
@@ -195,9 +193,7 @@ def to_reference(model: DiT) -> dict[str, Tensor]:
     """Our weights in the reference layout, `backbone.` prefix and rotary buffer included, head of V rows."""
     own, size = model.state_dict(), model.vocab.size
     if model.output.input_bias is not None:
-        raise UserError(
-            "The reference layout has no bias at the input token's logit: convert to GIDD's instead."
-        )
+        raise UserError("The reference layout has no bias at the input token's logit: convert to GIDD's instead.")
     names = parameter_names(model.config.depth)
     out = {f"backbone.{theirs}": own[ours].detach().clone() for theirs, ours in names.items()}
     for name in ("backbone.output_layer.linear.weight", "backbone.output_layer.linear.bias"):

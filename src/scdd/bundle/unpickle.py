@@ -179,9 +179,7 @@ def read_checkpoint(file: str | Path) -> Any:
     except UserError:
         raise
     except Exception as error:  # a damaged pickle can fail in any way
-        raise UserError(
-            f"{file} cannot be read as a PyTorch checkpoint ({error}): fetch it again."
-        ) from error
+        raise UserError(f"{file} cannot be read as a PyTorch checkpoint ({error}): fetch it again.") from error
 
 
 def find(tree: Any, key: str) -> Any:

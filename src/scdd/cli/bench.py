@@ -26,14 +26,10 @@ What = Enum("What", {name: name for name in SCRIPTS}, type=str)  # type: ignore[
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
-@app.command(
-    "bench", no_args_is_help=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
-)
+@app.command("bench", no_args_is_help=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def bench(
     ctx: typer.Context,
-    what: Annotated[
-        What, typer.Argument(help="Which benchmark; its own flags follow (-- --help lists them).")
-    ],
+    what: Annotated[What, typer.Argument(help="Which benchmark; its own flags follow (-- --help lists them).")],
 ) -> None:
     """Measure speed and memory, the comparison in the same run: train, denoise, sample, elbo, times, loader, prepare."""
     folder = Path(__file__).resolve().parents[3] / "benchmarks"

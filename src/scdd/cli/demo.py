@@ -48,9 +48,7 @@ def demo(
         bool, typer.Option("--train", help="First train a nano model, and show that one instead.")
     ] = False,
     seconds: Annotated[float, typer.Option(help="--train: for how long.")] = 60.0,
-    run: Annotated[
-        Path | None, typer.Option(help="--train in this run folder, keep it, and go on with it.")
-    ] = None,
+    run: Annotated[Path | None, typer.Option(help="--train in this run folder, keep it, and go on with it.")] = None,
     device: o.Device = None,
     plain: o.Plain = False,
 ) -> None:
@@ -99,10 +97,7 @@ def _show(lm: LM, trace: Path, steps: int | None, seed: int, plain: bool) -> Non
     }
     write(trace, list(shown.values()), lm.tokenizer, "scdd demo", list(shown))
     taken = time.perf_counter() - begun
-    _say(
-        console,
-        f"{taken:.0f} seconds on {lm.device.type}. Open {trace} in a browser and watch it step by step.",
-    )
+    _say(console, f"{taken:.0f} seconds on {lm.device.type}. Open {trace} in a browser and watch it step by step.")
 
 
 # -- a text that corrects itself ---------------------------------------------------------------------------------------
@@ -184,9 +179,7 @@ def _repair(console: Console, lm: LM, seed: int) -> Correction:
     broken = damaged(lm.tokenizer, clean, SHARE, seed)
     hit = [i for i, (a, b) in enumerate(zip(clean, broken, strict=True)) if a != b]
     text = lm.engine.text(broken)
-    with _section(
-        console, 2, f"A paragraph of {len(clean)} tokens, {len(hit)} of them replaced by random ones"
-    ):
+    with _section(console, 2, f"A paragraph of {len(clean)} tokens, {len(hit)} of them replaced by random ones"):
         console.print(_pieces(lm, broken, dict.fromkeys(hit, LOST)))
         repaired = lm.correct(text, mode="pass", blocks=True)
         _say(console, "\nRepaired in one evaluation of the network (scdd correct --mode pass):\n")
@@ -225,9 +218,7 @@ def damaged(tokenizer: TextTokenizer, tokens: Sequence[int], share: float, seed:
 
 
 def _fate(was: str, given: str, now: str) -> str:
-    verdict = (
-        "restored" if now == was else "harmed" if given == was else "missed" if now == given else "wrong"
-    )
+    verdict = "restored" if now == was else "harmed" if given == was else "missed" if now == given else "wrong"
     return f"  {was:>14} → {given:<14} → {now:<14}  {verdict}"
 
 

@@ -33,8 +33,7 @@ def likelihood(
     steps: Annotated[int | None, typer.Option(help="T of a discrete grid; default: continuous time.")] = None,
     looks: s.Looks = 8,
     convention: Annotated[
-        str,
-        typer.Option(help="exact: the whole bound. reference: as public code reports it (needs --steps)."),
+        str, typer.Option(help="exact: the whole bound. reference: as public code reports it (needs --steps).")
     ] = "exact",
     corpus: s.Corpus = "OWT",
 ) -> None:
@@ -57,9 +56,7 @@ def generation(
     judge: s.NeededJudge = "gpt2-large",
     steps: s.Budgets = "128",
     num: s.Num = None,
-    temperature: Annotated[
-        str | None, typer.Option(metavar="X,X…", help="One or several, for a frontier.")
-    ] = None,
+    temperature: Annotated[str | None, typer.Option(metavar="X,X…", help="One or several, for a frontier.")] = None,
     top_p: Annotated[str | None, typer.Option(metavar="X,X…", help="One or several, for a frontier.")] = None,
     mauve: Annotated[
         str | None, typer.Option(metavar="[NAME=]PATH", help="Also MAUVE against these human texts.")
@@ -126,23 +123,17 @@ def recovery(
     field: s.Field = "text",
     length: s.Length = None,
     judge: s.Judge = None,
-    count: Annotated[
-        str, typer.Option("--k", metavar="K,K…", help="Corrupted tokens in each text.")
-    ] = "5,10,20,50",
+    count: Annotated[str, typer.Option("--k", metavar="K,K…", help="Corrupted tokens in each text.")] = "5,10,20,50",
     num: Annotated[int, typer.Option(*s.NUM, min=1, help="Texts.")] = 128,
     steps: Annotated[int, typer.Option(help="Steps of the whole walk, of which the last are taken.")] = 128,
-    last: Annotated[
-        str, typer.Option(metavar="N,N…", help="How many of the last steps: 1 is the paper's.")
-    ] = "1,16",
+    last: Annotated[str, typer.Option(metavar="N,N…", help="How many of the last steps: 1 is the paper's.")] = "1,16",
     top_p: Annotated[float, typer.Option(help="Replacements come from this nucleus.")] = 0.9,
     nucleus: Annotated[
         bool, typer.Option("--nucleus", help="Doubts come from that nucleus, too: likely the paper's way.")
     ] = False,
     threshold: Annotated[
         str | None,
-        typer.Option(
-            metavar="T,T…", help="Also the one pass of `scdd correct --mode pass`, at these thresholds."
-        ),
+        typer.Option(metavar="T,T…", help="Also the one pass of `scdd correct --mode pass`, at these thresholds."),
     ] = None,
     strength: Annotated[float, typer.Option(help="Noise level that the one pass assumes.")] = 0.1,
     typos: Annotated[bool, typer.Option(help="Also real typing errors, counted by words.")] = True,

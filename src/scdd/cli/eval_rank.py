@@ -21,8 +21,7 @@ def zero_shot(
         typer.Option(metavar="NAME,NAME…", help="Tasks of lm-eval; default: the paper's seven, from --data."),
     ] = None,
     data: Annotated[
-        str | None,
-        typer.Option(metavar="FOLDER", help="Folder of the seven tasks' files; default: SCDD_BENCHMARKS."),
+        str | None, typer.Option(metavar="FOLDER", help="Folder of the seven tasks' files; default: SCDD_BENCHMARKS.")
     ] = None,
     passes: Annotated[int, typer.Option(help="Monte-Carlo passes for each answer; the paper's are 10.")] = 10,
     limit: Annotated[int | None, typer.Option(help="Questions of each task.")] = None,
@@ -41,9 +40,7 @@ def compare(
     here: s.Session,
     systems: Annotated[
         list[str],
-        typer.Argument(
-            metavar=f"{s.SYSTEM}…", help="Systems, such as a=runs/scdd b=runs/mdlm,sampler=remdm-cap."
-        ),
+        typer.Argument(metavar=f"{s.SYSTEM}…", help="Systems, such as a=runs/scdd b=runs/mdlm,sampler=remdm-cap."),
     ],
     judge: s.NeededJudge = "gpt2-large",
     steps: s.Budgets = "32,64,128",
@@ -64,9 +61,7 @@ def compare(
     from scdd.evals.measure.walk import sampling_plan, text_length
 
     estimator, count = NelboEstimator(None, looks, "exact", here.seed), here.default_num(num)
-    bases = [
-        SamplingSpec(count, nfe, here.seed, top_p=top_p) for nfe in s.parse_numbers(steps, "--steps", int)
-    ]
+    bases = [SamplingSpec(count, nfe, here.seed, top_p=top_p) for nfe in s.parse_numbers(steps, "--steps", int)]
     # a mistake in the last one is better heard before the first one's hours of work
     for system, loaded in here.opened(systems):
         for spec in map(system.spec, bases):
@@ -89,14 +84,11 @@ def judge(
     here: s.Session,
     systems: Annotated[
         list[str],
-        typer.Argument(
-            metavar=f"{s.SYSTEM} {s.SYSTEM}", help="The two systems; the first one's process noises."
-        ),
+        typer.Argument(metavar=f"{s.SYSTEM} {s.SYSTEM}", help="The two systems; the first one's process noises."),
     ],
     llm: Annotated[str, typer.Option("--llm", help="Name of the judging model at the server.")],
     base_url: Annotated[
-        str | None,
-        typer.Option(help="Address of any server that speaks OpenAI's API; the key is OPENAI_API_KEY."),
+        str | None, typer.Option(help="Address of any server that speaks OpenAI's API; the key is OPENAI_API_KEY.")
     ] = None,
     text: s.Texts = None,
     field: s.Field = "text",
@@ -107,14 +99,10 @@ def judge(
     top_p: Annotated[float, typer.Option(help="Nucleus of both systems.")] = 0.9,
     prices: Annotated[
         str | None,
-        typer.Option(
-            metavar="IN,OUT", help="Prices of a million prompt and answer tokens, for the estimate."
-        ),
+        typer.Option(metavar="IN,OUT", help="Prices of a million prompt and answer tokens, for the estimate."),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Ask the judge without asking you first.")] = False,
-    estimate_only: Annotated[
-        bool, typer.Option("--estimate", help="Make the texts, tell the cost, and stop.")
-    ] = False,
+    estimate_only: Annotated[bool, typer.Option("--estimate", help="Make the texts, tell the cost, and stop.")] = False,
     workers: Annotated[int, typer.Option(help="Questions asked at a time.")] = 8,
 ) -> None:
     """Two systems mend the same noised texts, and a language model says which is better (tab:matched_compact)."""

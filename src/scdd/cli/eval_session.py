@@ -46,8 +46,7 @@ Field = Annotated[str, typer.Option(help="Field of JSON lines or dataset rows th
 Limit = Annotated[int | None, typer.Option(help="Use so many rows of the text only.")]
 Length = Annotated[int | None, typer.Option(help="Tokens in a row; default: the model's context.")]
 JUDGE = typer.Option(
-    metavar="NAME|PATH",
-    help="Causal LM that judges texts: hub name, folder, .gguf file, or our own AR checkpoint.",
+    metavar="NAME|PATH", help="Causal LM that judges texts: hub name, folder, .gguf file, or our own AR checkpoint."
 )
 Judge = Annotated[str | None, JUDGE]
 NeededJudge = Annotated[str, JUDGE]
@@ -55,17 +54,13 @@ JudgeBatchSize = Annotated[int, typer.Option(help="Texts that the judge reads at
 NUM = ("--num", "--samples")  # torchrun takes --num for the beginning of an option of its own
 Num = Annotated[
     int | None,
-    typer.Option(
-        *NUM, help="Samples of each way; default: 1024 on a GPU, 64 on a CPU. Under torchrun: --samples."
-    ),
+    typer.Option(*NUM, help="Samples of each way; default: 1024 on a GPU, 64 on a CPU. Under torchrun: --samples."),
 ]
 Budgets = Annotated[str, typer.Option("--steps", metavar="N,N…", help="Network evaluations of each sample.")]
 Looks = Annotated[int, typer.Option(help="Times at which each row is looked at; even.")]
 Changes = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="Change the recipe's sampling, e.g. sampling.sampler.eta=0.02."
-    ),
+    typer.Option("--set", metavar="KEY=VALUE", help="Change the recipe's sampling, e.g. sampling.sampler.eta=0.02."),
 ]
 
 
@@ -78,10 +73,7 @@ def _known_corpus(name: str) -> str:
 
 CORPORA = ("LM1B", "OWT")
 Corpus = Annotated[
-    str,
-    typer.Option(
-        callback=_known_corpus, help="Which of the paper's corpora to print beside ours: LM1B or OWT."
-    ),
+    str, typer.Option(callback=_known_corpus, help="Which of the paper's corpora to print beside ours: LM1B or OWT.")
 ]
 
 
@@ -96,9 +88,7 @@ def shared_options(
     ] = None,
     device: Annotated[str | None, typer.Option(help="cuda or cpu; cuda where there is one.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bars.")] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object a line, one line a measurement.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line, one line a measurement.")] = False,
 ) -> None:
     """The options that every verb has; a verb is given the session that they open."""
 
@@ -120,9 +110,7 @@ class Session:
 
         return usual_num(self.store.world.device) if num is None else num
 
-    def opened(
-        self, systems: list[str] | None, changes: list[str] | None = None
-    ) -> Iterator[tuple[System, EvalModel]]:
+    def opened(self, systems: list[str] | None, changes: list[str] | None = None) -> Iterator[tuple[System, EvalModel]]:
         """The systems that were named, one after the other, loaded onto this rank's device."""
         from scdd.evals.measure.model import open_model
 

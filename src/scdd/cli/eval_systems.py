@@ -10,10 +10,7 @@ from scdd.core.errors import UserError
 if TYPE_CHECKING:
     from scdd.evals.measure.specs import SamplingSpec
 
-NUMBERS = {
-    **{"top_p": float, "temperature": float, "tolerance": float},
-    **{"top_k": int, "seed": int, "length": int},
-}
+NUMBERS = {**{"top_p": float, "temperature": float, "tolerance": float}, **{"top_k": int, "seed": int, "length": int}}
 WORDS = ("sampler", "grid", "final", "process")
 
 
@@ -42,15 +39,11 @@ def parse_system(text: str) -> System:
     for item in rest:
         key, equals, value = item.partition("=")
         if not equals or key not in (*NUMBERS, *WORDS):
-            raise UserError(
-                f"{item!r} in {text!r} is not known: choose from {', '.join((*WORDS, *NUMBERS))}."
-            )
+            raise UserError(f"{item!r} in {text!r} is not known: choose from {', '.join((*WORDS, *NUMBERS))}.")
         try:
             chosen[key] = NUMBERS.get(key, str)(value)
         except ValueError as error:
-            raise UserError(
-                f"{key}={value} in {text!r} is not a number: write {key}=0.9 or the like."
-            ) from error
+            raise UserError(f"{key}={value} in {text!r} is not a number: write {key}=0.9 or the like.") from error
     process = chosen.pop("process", None)
     return System(label or source.rstrip("/").rpartition("/")[2], source, process, chosen)
 

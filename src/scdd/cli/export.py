@@ -82,6 +82,4 @@ def _summary(source: Bundle, before: int, written: Bundle) -> None:
         f"({after / before:.0%})"
     )
     name, share = largest_change(source.weights, written.weights)
-    print(
-        f"  largest change of a matrix: {share:.2%} of its norm ({name})" if name else "  no matrix changed"
-    )
+    print(f"  largest change of a matrix: {share:.2%} of its norm ({name})" if name else "  no matrix changed")

@@ -5,32 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 from scdd.cli import options as o
-from scdd.cli.view import check_trace, draw, on_terminal
+from scdd.cli.view import draw
+from scdd.samplers.options import DRAWING, SamplingOptions
 
 
-@o.with_sampling
+@o.with_flags(o.DrawFlags)
+@o.with_options(SamplingOptions, *DRAWING)
 def infill(
     text: o.Text = None,
     file: o.File = None,
-    model: o.Model = None,
     num: o.Num = 1,
-    seed: o.Seed = 0,
-    process: o.Process = None,
     batch_size: o.BatchSize = 16,
     blocks: o.Blocks = False,
-    device: o.Device = None,
-    changes: o.Changes = None,
-    json: o.Json = False,
-    trace: o.Trace = None,
-    plain: o.Plain = False,
     *,
+    flags: o.DrawFlags,
     chosen: dict[str, Any],
 ) -> None:
     """Fill the [MASK] (one token) and [MASK:12] (twelve tokens) spans of a text; the rest stays as it is."""
     given = o.read_text(text, file)
-    check_trace(trace)
-    lm = o.open_model(model, process, device, changes)
-    record = on_terminal(json, plain) or trace is not None
-    plan = lm.plan(seed=seed, batch_size=batch_size, record=record, **chosen)
-    run = lm.start_infill(given, num, blocks=blocks, plan=plan)
-    draw(run, lm, f"scdd infill · {lm.name}", as_json=json, plain=plain, trace=trace)
+    lm = flags.open()
+    record = flags.live or flags.trace is not None
+    plan = lm.plan(seed=flags.seed, batch_size=batch_size, record=record, **chosen)
+    draw(lm.start_infill(given, num, blocks=blocks, plan=plan), lm, "infill", flags)

@@ -56,9 +56,7 @@ class Verb(NamedTuple):
 
 
 VERBS: dict[str, Verb] = {
-    "demo": Verb(
-        "Write a text that corrects itself, repair a paragraph, fill a gap, and leave a page to play."
-    ),
+    "demo": Verb("Write a text that corrects itself, repair a paragraph, fill a gap, and leave a page to play."),
     "prepare": Verb("Turn text into packed token shards.", "train"),
     "train": Verb("Train a model from a recipe, or resume it.", "train"),
     "sample": Verb("Draw text from a model."),
@@ -66,9 +64,7 @@ VERBS: dict[str, Verb] = {
     "correct": Verb("Find and repair what a model doubts in a text."),
     "score": Verb("Show how likely a model finds each token of a text."),
     "export": Verb("Write a model as a small folder to share, in bfloat16 or 8 bits."),
-    "eval": Verb(
-        "Measure a model: likelihood, generative perplexity, diversity, correction, zero-shot.", "eval"
-    ),
+    "eval": Verb("Measure a model: likelihood, generative perplexity, diversity, correction, zero-shot.", "eval"),
     "report": Verb("Gather measurements into tables and figures.", "eval"),
     "serve": Verb("Serve a model over HTTP.", "serve"),
     "bench": Verb("Measure speed and memory."),
@@ -85,9 +81,7 @@ class LazyGroup(TyperGroup):
         super().__init__(*args, **kwargs)
         for name, verb in VERBS.items():
             if find_spec(f"scdd.cli.{name}") is not None:
-                self.commands[name] = TyperCommand(
-                    name, help=verb.help
-                )  # for listing; the real one comes below
+                self.commands[name] = TyperCommand(name, help=verb.help)  # for listing; the real one comes below
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The verb itself, imported now."""
@@ -132,8 +126,7 @@ def _print_version(wanted: bool) -> None:
 
 def _root(
     version: Annotated[
-        bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit."),
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     """Self-Correcting Discrete Diffusion language models."""

@@ -24,9 +24,7 @@ _EVERY = 5.0  # seconds between plain lines
 def prepare(
     sources: Annotated[
         list[str],
-        typer.Argument(
-            help="Text or JSONL files (.xz, .gz, .zst too), folders, or hf:NAME[:CONFIG[:SPLIT]]."
-        ),
+        typer.Argument(help="Text or JSONL files (.xz, .gz, .zst too), folders, or hf:NAME[:CONFIG[:SPLIT]]."),
     ],
     out: Annotated[Path, typer.Option(help="Folder for the shards; the same command again resumes there.")],
     tokenizer: Annotated[str | None, typer.Option(help="A tokenizer.json, or a name on the hub.")] = None,
@@ -36,15 +34,10 @@ def prepare(
     tokenizer_sample: Annotated[int, typer.Option(help="MiB of text to train that tokenizer on.")] = 64,
     valid: Annotated[list[str] | None, typer.Option(help="Validation text; may be repeated.")] = None,
     valid_fraction: Annotated[
-        float | None,
-        typer.Option(help="Share of documents kept for validation (0.01 unless --valid is given)."),
+        float | None, typer.Option(help="Share of documents kept for validation (0.01 unless --valid is given).")
     ] = None,
-    detokenizer: Annotated[
-        str | None, typer.Option(help="lm1b or wikitext: undo that corpus's spacing.")
-    ] = None,
-    field: Annotated[
-        str, typer.Option(help="The field that holds the text, in JSON lines and datasets.")
-    ] = "text",
+    detokenizer: Annotated[str | None, typer.Option(help="lm1b or wikitext: undo that corpus's spacing.")] = None,
+    field: Annotated[str, typer.Option(help="The field that holds the text, in JSON lines and datasets.")] = "text",
     separator: Annotated[
         str,
         typer.Option(
@@ -55,9 +48,7 @@ def prepare(
     ] = "auto",
     workers: Annotated[int | None, typer.Option(help="Processes; one for each core unless given.")] = None,
     shard_tokens: Annotated[int, typer.Option(help="Tokens of a shard, after which it is closed.")] = 1 << 24,
-    overwrite: Annotated[
-        bool, typer.Option(help="Replace what an earlier preparation left in --out.")
-    ] = False,
+    overwrite: Annotated[bool, typer.Option(help="Replace what an earlier preparation left in --out.")] = False,
 ) -> None:
     """Turn text into packed token shards: in parallel, resumable, the same bytes whatever the number of workers."""
     job = Preparation(
@@ -108,13 +99,7 @@ def _bar(steps: Iterator[PrepareProgress], console: Console) -> PrepareProgress:
         task = bar.add_task("starting", total=None, done="")
         for step in steps:
             done = f"{step.documents:,} documents, {step.tokens / 1e6:.1f} M tokens, {step.shards} shards"
-            bar.update(
-                task,
-                description=_stage(step),
-                total=step.total or None,
-                completed=step.position,
-                done=done,
-            )
+            bar.update(task, description=_stage(step), total=step.total or None, completed=step.position, done=done)
     return step
 
 
@@ -146,7 +131,5 @@ def _summary(job: Preparation, last: PrepareProgress, seconds: float) -> None:
         print("  nothing to do: it was already complete")
         return
     speed = fresh / 1e6 / seconds
-    memory = (
-        f"peak memory {last.parent_peak / 2**20:,.0f} MiB, each worker {last.worker_peak / 2**20:,.0f} MiB"
-    )
+    memory = f"peak memory {last.parent_peak / 2**20:,.0f} MiB, each worker {last.worker_peak / 2**20:,.0f} MiB"
     print(f"  {seconds:.1f} s, {speed:.2f} MB/s with {job.workers} workers; {memory}")

@@ -13,9 +13,7 @@ app = typer.Typer(
     help="Show, check and list recipes.", add_completion=False, rich_markup_mode=None, no_args_is_help=True
 )
 
-File = Annotated[
-    str, typer.Argument(metavar="RECIPE", help="A file, a run folder, or a shipped recipe's name.")
-]
+File = Annotated[str, typer.Argument(metavar="RECIPE", help="A file, a run folder, or a shipped recipe's name.")]
 Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one setting; may be repeated.")
 ]

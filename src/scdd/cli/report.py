@@ -23,8 +23,7 @@ def report(
     against: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="SYSTEM",
-            help="Also set this system beside each of the others; may be given several times.",
+            metavar="SYSTEM", help="Also set this system beside each of the others; may be given several times."
         ),
     ] = None,
 ) -> None:

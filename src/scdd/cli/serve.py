@@ -22,20 +22,15 @@ LEVELS = ("critical", "error", "warning", "info", "debug")
 
 def serve(
     model: o.Model = None,
-    host: Annotated[
-        str, typer.Option(help="Address to bind; the default is this machine only.")
-    ] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to bind; the default is this machine only.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port; 0 takes a free one.")] = 8000,
     token: Annotated[
-        str | None,
-        typer.Option(envvar="SCDD_TOKEN", help="Ask for this bearer token (better set SCDD_TOKEN)."),
+        str | None, typer.Option(envvar="SCDD_TOKEN", help="Ask for this bearer token (better set SCDD_TOKEN).")
     ] = None,
     no_token: Annotated[
         bool, typer.Option("--no-token", help="Let anybody in who reaches an address beyond this machine.")
     ] = False,
-    name: Annotated[
-        str | None, typer.Option(help="The model's id in the API; default: its folder's name.")
-    ] = None,
+    name: Annotated[str | None, typer.Option(help="The model's id in the API; default: its folder's name.")] = None,
     process: o.Process = None,
     device: o.Device = None,
     compile: Annotated[
@@ -49,17 +44,13 @@ def serve(
     max_body: Annotated[int, typer.Option(help="Most bytes of a request.")] = 256 * 1024,
     max_queue: Annotated[int, typer.Option(help="Jobs that may wait before the next is told 429.")] = 64,
     timeout: Annotated[float, typer.Option(help="Seconds from a request to its answer.")] = 60.0,
-    batch_size: Annotated[
-        int | None, typer.Option(help="Texts drawn together; default: 16, on a GPU 64.")
-    ] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Texts drawn together; default: 16, on a GPU 64.")] = None,
     workers: Annotated[
         int | None, typer.Option(help="Batches at the same time; default: 1, which uses all cores.")
     ] = None,
     group: Annotated[
         int | None,
-        typer.Option(
-            help="Rows of every network evaluation; default: 64 on a GPU; on a CPU as many as change no bit."
-        ),
+        typer.Option(help="Rows of every network evaluation; default: 64 on a GPU; on a CPU as many as change no bit."),
     ] = None,
     changes: o.Changes = None,
     log_level: Annotated[str, typer.Option(help="critical, error, warning, info or debug.")] = "info",
@@ -100,9 +91,7 @@ def serve(
         threads=_threads(limits.workers) if lm.device.type == "cpu" else None,
         lent=True,
     )
-    run(
-        app, host, port, log_level, lambda address: typer.echo(greeting(app.state.service, address), err=True)
-    )
+    run(app, host, port, log_level, lambda address: typer.echo(greeting(app.state.service, address), err=True))
 
 
 def _checked_token(token: str | None, host: str, open_to: bool) -> str | None:

@@ -14,8 +14,7 @@ def train(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A file, or a shipped recipe's name.")],
     out: Annotated[Path, typer.Option(help="Run folder; the same command again resumes there.")],
     changes: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change one setting; may be repeated."),
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one setting; may be repeated.")
     ] = None,
     device: Annotated[str | None, typer.Option(help="cuda or cpu; cuda where there is one.")] = None,
 ) -> None:

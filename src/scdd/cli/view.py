@@ -14,6 +14,7 @@ import typer
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from scdd.cli.options import DrawFlags, ModelFlags
     from scdd.lm.model import LM
     from scdd.lm.results import Correction, Sample, Score
     from scdd.lm.run import BatchFrame, Run
@@ -52,9 +53,7 @@ class Board:
 
     def __init__(self, lm: LM) -> None:
         self.lm = lm
-        self.ages: dict[
-            int, tuple[list[int], list[int]]
-        ] = {}  # sample → (kind, frames since) of each position
+        self.ages: dict[int, tuple[list[int], list[int]]] = {}  # sample → (kind, frames since) of each position
 
     def frame(self, batch: BatchFrame) -> Any:
         """The texts after a step, and a line that says how far they are."""
@@ -65,11 +64,11 @@ class Board:
         rows = min(SHOWN, len(batch.samples))
         tokens, moved = frame.tokens[:rows].tolist(), frame.moved[:rows].tolist()
         counts = frame.counts.sum(0).tolist()
-        parts: list[Any] = [
-            self._text(batch.samples[r], tokens[r], moved[r], batch.lengths[r]) for r in range(rows)
-        ]
+        parts: list[Any] = [self._text(batch.samples[r], tokens[r], moved[r], batch.lengths[r]) for r in range(rows)]
         more = f" · {len(batch.samples) - rows} more" if len(batch.samples) > rows else ""
-        line = f"step {frame.step}/{frame.steps} · t = {frame.s:.3f} · {counts[1]} corrected · {counts[2]} remasked{more}"
+        line = (
+            f"step {frame.step}/{frame.steps} · t = {frame.s:.3f} · {counts[1]} corrected · {counts[2]} remasked{more}"
+        )
         return Group(*[Group(part, Text("")) for part in parts], Text(line, style="dim"))
 
     def _text(self, sample: int, tokens: list[int], moved: list[int], length: int) -> Text:
@@ -92,12 +91,11 @@ class Board:
         return out
 
 
-def draw(run: Run, lm: LM, title: str, *, as_json: bool, plain: bool, trace: Path | None) -> None:
+def draw(run: Run, lm: LM, verb: str, flags: DrawFlags) -> None:
     """Draw the samples of a run, show them, and write their trace if one is asked for."""
-    live = on_terminal(as_json, plain)
-    samples = follow(run, lm, live)
-    show_samples(samples, as_json, live)
-    save_trace(trace, samples, lm, title)
+    samples = follow(run, lm, flags.live)
+    show_samples(samples, flags.json, flags.live)
+    save_trace(flags.trace, samples, lm, verb)
 
 
 def show_samples(samples: Sequence[Sample], as_json: bool, live: bool) -> None:
@@ -115,21 +113,18 @@ def show_samples(samples: Sequence[Sample], as_json: bool, live: bool) -> None:
 
 def _facts(sample: Sample) -> str:
     parts = [
-        *(
-            f"sample {sample.index} of seed {sample.seed}",
-            f"{sample.process}, {sample.sampler}, final {sample.final}",
-        ),
+        *(f"sample {sample.index} of seed {sample.seed}", f"{sample.process}, {sample.sampler}, final {sample.final}"),
         *(f"{sample.nfe} evaluations", f"{sample.corrections} corrected", f"{sample.remasked} remasked"),
     ]
     return "[" + " · ".join(parts) + "]"
 
 
-def show_correction(correction: Correction, as_json: bool, coloured: bool) -> None:
+def show_correction(correction: Correction, flags: ModelFlags) -> None:
     """The repaired text; on a terminal with what was there before."""
-    if as_json:
+    if flags.json:
         print(json.dumps(correction.json(), ensure_ascii=False))
         return
-    if not coloured:
+    if not flags.live:
         print(correction.text)
         return
     from rich.console import Console
@@ -158,17 +153,15 @@ def show_correction(correction: Correction, as_json: bool, coloured: bool) -> No
     console.print(summary, style="dim")
 
 
-def show_score(score: Score, as_json: bool, coloured: bool) -> None:
+def show_score(score: Score, flags: ModelFlags) -> None:
     """The doubt map: colours on a terminal, a table of tab-separated lines in a pipe."""
-    if as_json:
+    if flags.json:
         print(json.dumps(score.json(), ensure_ascii=False))
         return
-    if not coloured:
+    if not flags.live:
         print("position\ttoken\tp\tdoubt\tbest\tp_best")
         for one in score.tokens:
-            print(
-                f"{one.position}\t{one.text!r}\t{one.p:.6g}\t{one.doubt:.6g}\t{one.best!r}\t{one.p_best:.6g}"
-            )
+            print(f"{one.position}\t{one.text!r}\t{one.p:.6g}\t{one.doubt:.6g}\t{one.best!r}\t{one.p_best:.6g}")
         return
     from rich.console import Console
     from rich.text import Text
@@ -195,19 +188,11 @@ def _shade(doubt: float) -> str:
     return f"on rgb({int(70 + 140 * doubt)},{int(60 * (1 - doubt))},{int(40 * (1 - doubt))})"
 
 
-def check_trace(path: Path | None) -> None:
-    """Refuse a trace that cannot be written, before anything is computed."""
-    if path is not None:
-        from scdd.trace.output import check_path
-
-        check_path(path)
-
-
-def save_trace(path: Path | None, samples: Sequence[Sample | Correction], lm: LM, title: str) -> None:
+def save_trace(path: Path | None, samples: Sequence[Sample | Correction], lm: LM, verb: str) -> None:
     """Write the trace, and say so."""
     if path is None:
         return
     from scdd.trace.output import write
 
-    write(path, samples, lm.tokenizer, title)
+    write(path, samples, lm.tokenizer, f"scdd {verb} · {lm.name}")
     typer.secho(f"wrote {path}", err=True, dim=True)

@@ -68,9 +68,7 @@ def component(options: Any, homes: Mapping[str, str]) -> tuple[Callable[..., Any
     Components derive from their options, so all that is left to do is to call the one with the others.
     """
     module, _, name = homes[options.kind].partition(":")
-    return getattr(import_module(module), name), {
-        each.name: getattr(options, each.name) for each in fields(options)
-    }
+    return getattr(import_module(module), name), {each.name: getattr(options, each.name) for each in fields(options)}
 
 
 @dataclass(frozen=True)
@@ -92,28 +90,20 @@ class Rule:
             return None
         if not isinstance(value, Integral if self.number is int else Real) or isinstance(value, bool):
             return "give a whole number" if self.number is int else "give a number"
-        return (
-            None if all(_HOLDS[name](value, bound) for name, bound in self.bounds.items()) else self._range()
-        )
+        return None if all(_HOLDS[name](value, bound) for name, bound in self.bounds.items()) else self._range()
 
     def _range(self) -> str:
         low, high = (
-            next((self.bounds[n] for n in names if n in self.bounds), None)
-            for names in (("gt", "ge"), ("lt", "le"))
+            next((self.bounds[n] for n in names if n in self.bounds), None) for names in (("gt", "ge"), ("lt", "le"))
         )
         if high is None or high == math.inf:
-            return f"choose one above {low:g}" if "gt" in self.bounds else f"choose {low:g} or more"
+            return f"choose a finite one above {low:g}" if "gt" in self.bounds else f"choose {low:g} or more"
         ends = "(" if "gt" in self.bounds else "[", ")" if "lt" in self.bounds else "]"
         shown = (f"{bound:,}" if isinstance(bound, int) else f"{bound:g}" for bound in (low, high))
         return f"choose one in {ends[0]}{', '.join(shown)}{ends[1]}"
 
 
-_HOLDS: dict[str, Callable[[Any, float], bool]] = {
-    "ge": ge,
-    "gt": gt,
-    "le": le,
-    "lt": lt,
-}  # NaN holds nowhere
+_HOLDS: dict[str, Callable[[Any, float], bool]] = {"ge": ge, "gt": gt, "le": le, "lt": lt}  # NaN holds nowhere
 
 
 @cache
@@ -128,10 +118,7 @@ def _rule(hint: Any) -> Rule:
     parts = list(_alternatives(hint))
     marks = [mark for part in parts for mark in getattr(part, "__metadata__", ())]
     bounds: dict[str, float] = {
-        name: bound
-        for mark in marks
-        for name in _HOLDS
-        if isinstance(bound := getattr(mark, name, None), int | float)
+        name: bound for mark in marks for name in _HOLDS if isinstance(bound := getattr(mark, name, None), int | float)
     }
     if any(isinstance(mark, AllowInfNan) for mark in marks):
         bounds["lt"] = math.inf

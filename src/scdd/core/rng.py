@@ -20,17 +20,12 @@ class CounterRNG:
     """
 
     def __init__(
-        self,
-        seed: int | Sequence[int],
-        samples: Sequence[int] | Tensor,
-        device: torch.device | str | None = None,
+        self, seed: int | Sequence[int], samples: Sequence[int] | Tensor, device: torch.device | str | None = None
     ) -> None:
         """`seed`: one for all samples, or one each."""
         index = torch.as_tensor(samples, dtype=torch.int64, device=device)
         if isinstance(seed, int):
-            seeds = torch.full_like(
-                index, _signed(seed)
-            )  # made on the device: a training step must not wait for it
+            seeds = torch.full_like(index, _signed(seed))  # made on the device: a training step must not wait for it
         else:
             seeds = index.new_tensor([_signed(each) for each in seed])
         self.keys = _hash(_hash(seeds) ^ index)
@@ -65,10 +60,7 @@ def uniforms(
 
 
 def integers(
-    high: int,
-    shape: torch.Size | tuple[int, ...],
-    source: Randomness = None,
-    device: torch.device | str | None = None,
+    high: int, shape: torch.Size | tuple[int, ...], source: Randomness = None, device: torch.device | str | None = None
 ) -> Tensor:
     """Integers from 0 to high − 1."""
     if isinstance(source, CounterRNG):

@@ -26,9 +26,7 @@ class Vocab:
         if self.size < 3:
             raise UserError(f"Vocab.size is {self.size}: give at least two ordinary tokens and the mask (3).")
         if not 0 <= self.mask_id < self.size:
-            raise UserError(
-                f"Vocab.mask_id is {self.mask_id}: choose an id from 0 to size - 1 = {self.size - 1}."
-            )
+            raise UserError(f"Vocab.mask_id is {self.mask_id}: choose an id from 0 to size - 1 = {self.size - 1}.")
 
     @property
     def K(self) -> int:
@@ -145,9 +143,7 @@ class ElboCoefficients(NamedTuple):
 
     def scaled(self, weight: Tensor | float) -> ElboCoefficients:
         """The rows of weight × loss."""
-        return self._replace(
-            **{name: getattr(self, name) * weight for name in ("w_x", "w_z", "w_o", "w_t", "w_e")}
-        )
+        return self._replace(**{name: getattr(self, name) * weight for name in ("w_x", "w_z", "w_o", "w_t", "w_e")})
 
     def flatten(self, shape: torch.Size) -> ElboCoefficients:
         """Every field broadcast to `shape` and flattened to one axis of positions."""

@@ -69,9 +69,7 @@ class Journal:
             if about != value["about"]:  # nothing but a tokenizer was made, and for another purpose
                 tokenizer.unlink(missing_ok=True)
         elif tokenizer.exists():
-            raise UserError(
-                f"{out} already has a tokenizer.json that is not ours to replace: choose another folder."
-            )
+            raise UserError(f"{out} already has a tokenizer.json that is not ours to replace: choose another folder.")
         journal = cls(path, about, (0, 0), {name: SplitInfo() for name in SPLITS})
         journal.save()
         return journal
@@ -110,9 +108,7 @@ class Collector:
         """(where to stop, whether a shard is full there): at the first document that brings a split to the limit."""
         lengths, valid = batch.lengths[start:], batch.valid[start:]
         train_size, valid_size = (sum(len(piece.tokens) for piece in self.pending[name]) for name in SPLITS)
-        sizes = np.where(
-            valid, valid_size + np.cumsum(lengths * valid), train_size + np.cumsum(lengths * ~valid)
-        )
+        sizes = np.where(valid, valid_size + np.cumsum(lengths * valid), train_size + np.cumsum(lengths * ~valid))
         full = np.flatnonzero((sizes >= self.shard_tokens) & (lengths > 0))
         return (start + int(full[0]) + 1, True) if len(full) else (len(batch.lengths), False)
 

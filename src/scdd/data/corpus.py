@@ -58,17 +58,11 @@ class RecordBatch:
 
 
 def discover(
-    arguments: Sequence[str | Path],
-    *,
-    field: str = "text",
-    separator: Separator = "auto",
-    split: Split = "hash",
+    arguments: Sequence[str | Path], *, field: str = "text", separator: Separator = "auto", split: Split = "hash"
 ) -> list[Source]:
     """Files, folders (searched in sorted order) and `hf:NAME[:CONFIG[:SPLIT]]` as a list of sources."""
     if separator not in SEPARATORS:
-        raise UserError(
-            f"separator {separator} is not known: choose one of {', '.join(SEPARATORS)}.", "separator"
-        )
+        raise UserError(f"separator {separator} is not known: choose one of {', '.join(SEPARATORS)}.", "separator")
     sources: list[Source] = []
     for argument in map(str, arguments):
         path = Path(argument)
@@ -80,10 +74,7 @@ def discover(
 
 
 def read(
-    arguments: Sequence[str | Path],
-    limit: int | None = None,
-    separator: Separator = "auto",
-    field: str = "text",
+    arguments: Sequence[str | Path], limit: int | None = None, separator: Separator = "auto", field: str = "text"
 ) -> list[str]:
     """The first `limit` documents, or all, of what `discover` takes; at least one."""
     texts = list(islice(documents(discover(arguments, field=field, separator=separator)), limit))
@@ -96,9 +87,7 @@ def _files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     if not path.is_dir():
-        raise UserError(
-            f"{path} does not exist: give a file, a folder, or hf:NAME for a Hugging Face dataset."
-        )
+        raise UserError(f"{path} does not exist: give a file, a folder, or hf:NAME for a Hugging Face dataset.")
     endings = TEXT_SUFFIXES + JSON_SUFFIXES
     files = [file for file in sorted(path.rglob("*")) if file.is_file() and _suffix(file) in endings]
     if not files:
@@ -246,9 +235,7 @@ def _from_json(source: Source, record: Record) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise UserError(
-            f"{place}: not valid UTF-8 (half of a surrogate pair); mend or remove the line."
-        ) from error
+        raise UserError(f"{place}: not valid UTF-8 (half of a surrogate pair); mend or remove the line.") from error
     return text
 
 

@@ -75,9 +75,7 @@ class Encoder:
             source=batch.source,
             first=batch.first,
             position=batch.position,
-            tokens=np.array(
-                [i for document in ids for i in document], dtype=token_dtype(self.tokenizer.size)
-            ),
+            tokens=np.array([i for document in ids for i in document], dtype=token_dtype(self.tokenizer.size)),
             lengths=np.array([len(document) for document in ids], dtype=np.int64),
             characters=np.array([len(text) for text in texts], dtype=np.int64),
             bytes=np.array([len(text.encode()) for text in texts], dtype=np.int64),

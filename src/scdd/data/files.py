@@ -63,9 +63,7 @@ def open_input(path: Path) -> tuple[BinaryIO, BinaryIO]:
     try:
         raw = open(path, "rb")  # noqa: SIM115  the caller closes both
     except OSError as error:
-        raise UserError(
-            f"{path} cannot be read ({error.strerror}): check the path and its permissions."
-        ) from error
+        raise UserError(f"{path} cannot be read ({error.strerror}): check the path and its permissions.") from error
     if path.suffix == ".xz":
         return cast(BinaryIO, io.BufferedReader(lzma.open(raw), _CHUNK)), raw
     if path.suffix == ".gz":
@@ -80,9 +78,7 @@ def make_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(
-            f"out {path} cannot be made a folder ({error.strerror}): choose another one.", "out"
-        ) from error
+        raise UserError(f"out {path} cannot be made a folder ({error.strerror}): choose another one.", "out") from error
 
 
 def write_atomically(path: Path, *pieces: bytes | memoryview) -> None:
@@ -119,10 +115,6 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UserError(
-            f"{path} cannot be read ({error.strerror}): check the path and its permissions."
-        ) from error
+        raise UserError(f"{path} cannot be read ({error.strerror}): check the path and its permissions.") from error
     except ValueError as error:
-        raise UserError(
-            f"{path} is not valid JSON ({error}): restore it, or prepare the data again."
-        ) from error
+        raise UserError(f"{path} is not valid JSON ({error}): restore it, or prepare the data again.") from error

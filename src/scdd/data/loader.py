@@ -137,11 +137,7 @@ class Loader:
 
 
 def validation_batches(
-    blocks: Blocks,
-    batch_size: int,
-    limit: int | None = None,
-    rank: Rank = ALONE,
-    device: torch.device | str = "cpu",
+    blocks: Blocks, batch_size: int, limit: int | None = None, rank: Rank = ALONE, device: torch.device | str = "cpu"
 ) -> Iterator[Batch]:
     """Blocks in stored order, all of them or the first `limit`; every rank gets as many batches, all of one shape.
 

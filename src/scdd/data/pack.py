@@ -103,9 +103,7 @@ class DocumentBlocks:
 def cut(stream: TokenStream, length: int, packing: Packing = "wrap") -> Blocks:
     """Blocks of `length` tokens; refuses a length or a stream too short for one block."""
     if length < 4:
-        raise UserError(
-            f"length is {length}, too short for [BOS] … [EOS] blocks: choose 4 or more.", "length"
-        )
+        raise UserError(f"length is {length}, too short for [BOS] … [EOS] blocks: choose 4 or more.", "length")
     if packing not in ("wrap", "documents"):
         raise UserError(f"packing '{packing}' is not known: choose wrap or documents.", "packing")
     blocks: Blocks = WrappedBlocks(stream, length) if packing == "wrap" else DocumentBlocks(stream, length)

@@ -94,9 +94,7 @@ def _work(
             yield collector.progress("tokens", batch.position, total)
     collector.finish((len(sources), 0))
     if not any(info.shards for info in journal.splits.values()):
-        raise UserError(
-            f"{', '.join(job.sources)}: no text found; check the files, and the field that holds it."
-        )
+        raise UserError(f"{', '.join(job.sources)}: no text found; check the files, and the field that holds it.")
     write_manifest(job.out, tokenizer, about, journal.splits)
     (job.out / PROGRESS).unlink()
     yield collector.progress("done", total, total)
@@ -106,8 +104,7 @@ def _check(job: Preparation) -> float:
     """Refuse what cannot work before anything is read; the fraction that goes to validation."""
     if (job.tokenizer is None) == (job.train_tokenizer is None):
         raise UserError(
-            "tokenizer is missing, or given twice: name one, or the size of one to train, one of the two.",
-            "tokenizer",
+            "tokenizer is missing, or given twice: name one, or the size of one to train, one of the two.", "tokenizer"
         )
     if job.valid and job.valid_fraction:
         raise UserError(
@@ -116,8 +113,7 @@ def _check(job: Preparation) -> float:
         )
     if job.valid_fraction is not None and not 0 <= job.valid_fraction < 1:
         raise UserError(
-            f"valid_fraction is {job.valid_fraction}: choose from 0 up to, not including, 1.",
-            "valid_fraction",
+            f"valid_fraction is {job.valid_fraction}: choose from 0 up to, not including, 1.", "valid_fraction"
         )
     lowest = {"train_tokenizer": SMALLEST, "shard_tokens": 1, "workers": 1, "tokenizer_sample": 1}
     for name, low in lowest.items():
@@ -127,14 +123,11 @@ def _check(job: Preparation) -> float:
     return (0.0 if job.valid else 0.01) if job.valid_fraction is None else job.valid_fraction
 
 
-def _describe(
-    job: Preparation, sources: list[Source], fraction: float, given: TextTokenizer | None
-) -> dict[str, Any]:
+def _describe(job: Preparation, sources: list[Source], fraction: float, given: TextTokenizer | None) -> dict[str, Any]:
     """All that the shards' bytes depend on; kept in the manifest, compared on a rerun."""
     return {
         "sources": [
-            {"name": Path(s.path).name, "size": s.size, "split": s.split, "rule": s.separator}
-            for s in sources
+            {"name": Path(s.path).name, "size": s.size, "split": s.split, "rule": s.separator} for s in sources
         ],
         "field": job.field,
         "detokenizer": job.detokenizer,

@@ -70,18 +70,11 @@ def token_dtype(vocab_size: int) -> np.dtype[Any]:
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
 
 
-def write_shard(
-    path: Path, tokens: NDArray[Any], lengths: NDArray[np.int64], tokenizer_hash: str
-) -> ShardInfo:
+def write_shard(path: Path, tokens: NDArray[Any], lengths: NDArray[np.int64], tokenizer_hash: str) -> ShardInfo:
     """Write one shard, whole or not at all; `lengths` are the documents', [EOS] included."""
     if int(lengths.sum()) != len(tokens):
         raise ValueError(f"documents of {int(lengths.sum())} tokens in all, {len(tokens)} tokens given")
-    about = {
-        "dtype": tokens.dtype.str,
-        "tokens": len(tokens),
-        "documents": len(lengths),
-        "tokenizer": tokenizer_hash,
-    }
+    about = {"dtype": tokens.dtype.str, "tokens": len(tokens), "documents": len(lengths), "tokenizer": tokenizer_hash}
     text = json.dumps(about, sort_keys=True).encode()
     text = text.ljust(-(-(_PREFIX.size + len(text)) // _ALIGN) * _ALIGN - _PREFIX.size)
     body = np.ascontiguousarray(tokens).tobytes()
@@ -194,9 +187,7 @@ class Shards:
         self.bos_id, self.eos_id = int(about["bos_id"]), int(about["eos_id"])
         self.info = SplitInfo.from_json(manifest["splits"][split])
         _allow_files(len(self.info.shards))
-        self._shards = [
-            _Shard(self.folder / shard.file, shard, self.tokenizer_hash) for shard in self.info.shards
-        ]
+        self._shards = [_Shard(self.folder / shard.file, shard, self.tokenizer_hash) for shard in self.info.shards]
         self._tokens_before = [0, *accumulate(shard.tokens for shard in self.info.shards)]
         self._documents_before = [0, *accumulate(shard.documents for shard in self.info.shards)]
         self.n_tokens, self.n_documents = self._tokens_before[-1], self._documents_before[-1]
@@ -205,9 +196,7 @@ class Shards:
         """The tokenizer beside the shards, which must be the one they were made with."""
         tokenizer = TextTokenizer.from_file(self.folder / "tokenizer.json")
         if tokenizer.hash != self.tokenizer_hash:
-            raise UserError(
-                f"{self.folder / 'tokenizer.json'} is not the tokenizer of these shards: {_CURE}."
-            )
+            raise UserError(f"{self.folder / 'tokenizer.json'} is not the tokenizer of these shards: {_CURE}.")
         return tokenizer
 
     def require(self, tokenizer: TextTokenizer) -> None:
@@ -238,9 +227,7 @@ class Shards:
     def end(self, document: int) -> int:
         """As `TokenStream.end`."""
         shard = bisect_right(self._documents_before, document) - 1
-        return self._tokens_before[shard] + int(
-            self._shards[shard].ends[document - self._documents_before[shard]]
-        )
+        return self._tokens_before[shard] + int(self._shards[shard].ends[document - self._documents_before[shard]])
 
     def documents(self) -> Iterator[NDArray[np.int64]]:
         """Every document's tokens, [EOS] left out."""

@@ -52,9 +52,7 @@ class TextTokenizer:
         self.bos_id, self.eos_id, self.mask_id = (self._id(name) for name in (self.bos, self.eos, self.mask))
         self.size: int = max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
         if self.mask in _PAD_NAMES or self.mask_id in (self.bos_id, self.eos_id):
-            raise UserError(
-                f"{place} uses {self.mask} as its mask: the mask must be a token of its own, not padding."
-            )
+            raise UserError(f"{place} uses {self.mask} as its mask: the mask must be a token of its own, not padding.")
 
     # -- making one ---------------------------------------------------------------------------------------------
 
@@ -89,9 +87,7 @@ class TextTokenizer:
     def train(cls, texts: Iterable[str], size: int) -> TextTokenizer:
         """Byte-level BPE of at most `size` ids, the special ones included, with [MASK] last. Any text round-trips."""
         if size < SMALLEST:
-            raise UserError(
-                f"a tokenizer of {size} ids is too small: 256 bytes and 3 special tokens need {SMALLEST}."
-            )
+            raise UserError(f"a tokenizer of {size} ids is too small: 256 bytes and 3 special tokens need {SMALLEST}.")
         tokenizer = Tokenizer(models.BPE())
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = decoders.ByteLevel()
@@ -179,9 +175,7 @@ class TextTokenizer:
     def _id(self, name: str) -> int:
         number = self._tokenizer.token_to_id(name)
         if number is None:
-            raise UserError(
-                f"the tokenizer's template names {name}, which its vocabulary lacks: add that token."
-            )
+            raise UserError(f"the tokenizer's template names {name}, which its vocabulary lacks: add that token.")
         return int(number)
 
     @cached_property
@@ -189,9 +183,7 @@ class TextTokenizer:
         d = self._document
         before = d.get("pre_tokenizer") or {}
         plain = (
-            before.get("type") == "ByteLevel"
-            and before.get("use_regex", True)
-            and not before.get("add_prefix_space")
+            before.get("type") == "ByteLevel" and before.get("use_regex", True) and not before.get("add_prefix_space")
         )
         added = [t for t in d.get("added_tokens", []) if not t.get("special")]
         return bool(plain and d.get("normalizer") is None and not added and not d["model"].get("dropout"))
@@ -236,7 +228,5 @@ def _template(document: dict[str, Any]) -> tuple[str, str, str] | None:
 def _roles(document: dict[str, Any], place: str) -> tuple[str, str, str]:
     roles = _template(document)
     if roles is None:
-        raise UserError(
-            f"{place} does not say which tokens are [BOS], [EOS] and [MASK]: load it with from_file."
-        )
+        raise UserError(f"{place} does not say which tokens are [BOS], [EOS] and [MASK]: load it with from_file.")
     return roles

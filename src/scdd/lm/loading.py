@@ -66,7 +66,7 @@ def load(
         TextTokenizer(checkpoint.tokenizer, str(checkpoint.folder / "tokenizer.json")),
         context or (spec.length if spec is not None else CONTEXT),
         sampling=spec.sampling if spec is not None else SamplingOptions(),
-        repair=RepairOptions(**checkpoint.extra.get(REPAIR, {})),
+        repair=_repair(checkpoint),
         quality=_quality(checkpoint, network.config),
         name="the bundled model" if source in (None, BUNDLED_NAME) else str(source),
     )
@@ -82,9 +82,7 @@ def locate(source: str | Path | None) -> str | Path:
             )
         return BUNDLED
     if not str(source):
-        raise UserError(
-            "The model's name is empty: give a folder or a Hub id, or leave it out for the bundled one."
-        )
+        raise UserError("The model's name is empty: give a folder or a Hub id, or leave it out for the bundled one.")
     return source
 
 
@@ -125,8 +123,7 @@ def _process(
     if spec is None:
         if wanted is None:
             raise UserError(
-                f"{checkpoint.folder} was converted and does not say its process: name it, one of {names}.",
-                "process",
+                f"{checkpoint.folder} was converted and does not say its process: name it, one of {names}.", "process"
             )
         own = MdlmOptions() if wanted == "mdlm" else NoisyOptions(kind=wanted)  # type: ignore[arg-type]
         return make_process(own, checkpoint.vocab)
@@ -134,10 +131,18 @@ def _process(
     if wanted is None:
         return trained
     if isinstance(trained, Autoregressive):
-        raise UserError(
-            f"{checkpoint.folder} is autoregressive and has no process: leave process out.", "process"
-        )
+        raise UserError(f"{checkpoint.folder} is autoregressive and has no process: leave process out.", "process")
     return process_of_kind(wanted, checkpoint.vocab, trained.schedule)
+
+
+def _repair(checkpoint: bundle.Bundle) -> RepairOptions:
+    """The repair options that the model comes with: a threshold is measured on a model, not on all of them."""
+    try:
+        return RepairOptions(**checkpoint.extra.get(REPAIR, {}))
+    except (TypeError, UserError) as error:
+        raise UserError(
+            f"{checkpoint.folder}'s {bundle.META} has wrong repair options ({error}): mend them."
+        ) from error
 
 
 def _quality(checkpoint: bundle.Bundle, config: DiTConfig) -> QualityHead | None:

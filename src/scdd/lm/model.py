@@ -25,8 +25,8 @@ from scdd.ops.common import Filters
 from scdd.processes.autoregressive import Autoregressive
 from scdd.processes.base import Process
 from scdd.samplers.base import Model, Sampler
-from scdd.samplers.options import ArOptions, Final, GridKind, SamplerOptions, SamplingOptions
-from scdd.samplers.plan import SamplingChanges, SamplingPlan, make_plan
+from scdd.samplers.options import ArOptions, Final, GridKind, SamplerOptions, SamplingChanges, SamplingOptions
+from scdd.samplers.plan import SamplingPlan, make_plan
 
 Grid = GridKind | Sequence[float]
 
@@ -82,9 +82,7 @@ class LM:
                 self.quality.to(device=place, dtype=kind)
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
-            raise UserError(
-                f"device {device} cannot be used ({reason}): use cpu or cuda.", "device"
-            ) from error
+            raise UserError(f"device {device} cannot be used ({reason}): use cpu or cuda.", "device") from error
         return self
 
     def compile(self, **options: Any) -> LM:
@@ -131,20 +129,23 @@ class LM:
         rows_per_forward: int | None = None,
         record: bool = False,
         stop: bool | None = None,
+        progress: bool = False,
     ) -> tuple[Sample, ...]:
         """`num` texts of `length` tokens (default: the recipe's, or the context), for each prompt if there are several.
 
         What is left out is as the model's recipe has it (`lm.sampling`). `sampler` is a name such as "remdm-conf", its
         options, or a `Sampler` of your own; `grid` a kind, or times of your own; `tolerance` stops a text when fewer than
-        so many tokens are expected to change; `record` keeps every step in `Sample.trajectory`. A text is cut at its first
-        end-of-text token unless `stop=False` or there is a suffix. Beyond the context it is written window by window.
+        so many tokens are expected to change; `record` keeps every step in `Sample.trajectory`; `progress` shows a bar, in
+        notebooks too. A text is cut at its first end-of-text token unless `stop=False` or there is a suffix. Beyond the
+        context it is written window by window.
         """
         plan = self.plan(
             steps=steps, seed=seed, sampler=sampler, grid=grid, final=final, top_p=top_p, top_k=top_k,
             temperature=temperature, tolerance=tolerance, batch_size=batch_size, rows_per_forward=rows_per_forward,
             record=record, stop=not suffix if stop is None else stop,
         )  # fmt: skip
-        return self.start(num, length=length, prompt=prompt, suffix=suffix, plan=plan).results
+        run = self.start(num, length=length, prompt=prompt, suffix=suffix, plan=plan)
+        return run.with_bar() if progress else run.results
 
     def start(
         self,
@@ -184,6 +185,7 @@ class LM:
         batch_size: int = 16,
         rows_per_forward: int | None = None,
         record: bool = False,
+        progress: bool = False,
     ) -> tuple[Sample, ...]:
         """Texts with their [MASK] and [MASK:12] spans filled in, `num` of each; all other tokens stay as they are.
 
@@ -194,15 +196,11 @@ class LM:
             temperature=temperature, tolerance=tolerance, batch_size=batch_size, rows_per_forward=rows_per_forward,
             record=record,
         )  # fmt: skip
-        return self.start_infill(text, num, blocks=blocks, plan=plan).results
+        run = self.start_infill(text, num, blocks=blocks, plan=plan)
+        return run.with_bar() if progress else run.results
 
     def start_infill(
-        self,
-        text: str | Sequence[str],
-        num: int = 1,
-        *,
-        blocks: bool = False,
-        plan: SamplingPlan | None = None,
+        self, text: str | Sequence[str], num: int = 1, *, blocks: bool = False, plan: SamplingPlan | None = None
     ) -> Run:
         """`infill`, to be watched. Nothing is cut at an end-of-text token: the text goes on after the span."""
         if self.engine.autoregressive:
@@ -257,13 +255,7 @@ class LM:
         return finish(run.results[0])
 
     def to_repair(
-        self,
-        text: str,
-        wishes: dict[str, Any],
-        *,
-        freeze: make.Freeze = (),
-        seed: int = 0,
-        blocks: bool = False,
+        self, text: str, wishes: dict[str, Any], *, freeze: make.Freeze = (), seed: int = 0, blocks: bool = False
     ) -> Repair:
         """A text to repair and how, checked: the model's own `RepairOptions` with `wishes` put over them."""
         options = self._repair_options(wishes)
@@ -277,19 +269,12 @@ class LM:
             )
         return Repair(self.engine, text, row, options, seed)
 
-    def start_correct(
-        self, repair: Repair, record: bool = False
-    ) -> tuple[Run, Callable[[Sample], Correction]]:
+    def start_correct(self, repair: Repair, record: bool = False) -> tuple[Run, Callable[[Sample], Correction]]:
         """A repair by the reverse process, to be watched: its run, and what makes a correction of the run's sample."""
         options = repair.options
         plan = make_plan(
             SamplingOptions(grid=self.sampling.grid, steps=options.steps, final=options.final),
-            {
-                "draw_filters": Filters(top_p=options.top_p),
-                "seed": repair.seed,
-                "record": True,
-                "stop": False,
-            },
+            {"draw_filters": Filters(top_p=options.top_p), "seed": repair.seed, "record": True, "stop": False},
             start=options.strength,
         )
         return Run(repair.engine, [repair.row], plan), lambda sample: repair.of_walk(sample, record)

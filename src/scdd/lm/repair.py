@@ -60,7 +60,8 @@ def score_tokens(engine: Engine, row: Row, options: RepairOptions) -> Scored:
         mended = one_pass(best, z, frozen, options.threshold)
         move = process.transition(z, best.log_p_z.exp(), CLEAN, options.strength)
         p_z = best.log_p_z.double().exp()
-        doubt = (1.0 - move.keep - move.model * p_z).clamp(0.0, 1.0)
+        # where the schedule leaves a token no probability at all, nothing speaks for it
+        doubt = (1.0 - move.keep - move.model * p_z).nan_to_num(1.0).clamp(0.0, 1.0)
         fresh = slice(window.fresh - window.start + 1, window.stop - window.start + 1)
         columns = (z, p_z, best.tokens[..., 0], best.log_p[..., 0].double().exp(), doubt, mended)
         values = zip(*(column[0, fresh].tolist() for column in columns), strict=True)
@@ -102,12 +103,7 @@ class Repair:
         assert sample.trajectory is not None
         scored = score_tokens(self.engine, self.row, self.options)
         p_after = sample.trajectory.last_log_p.double().exp().nan_to_num(0.0).tolist()
-        how = {
-            "steps": sample.steps,
-            "nfe": scored.nfe + sample.nfe,
-            "sampler": sample.sampler,
-            "final": sample.final,
-        }
+        how = {"steps": sample.steps, "nfe": scored.nfe + sample.nfe, "sampler": sample.sampler, "final": sample.final}
         correction = self._correction(scored, sample.tokens, p_after, how)
         return replace(correction, trajectory=sample.trajectory) if record else correction
 

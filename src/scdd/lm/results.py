@@ -93,11 +93,7 @@ class Sample(Drawn):
     def _repr_html_(self) -> str:
         from scdd.trace.page import player
 
-        return (
-            f"<pre>{escape(self.text)}</pre>"
-            if self.trajectory is None
-            else player(self, self.trajectory.tokenizer)
-        )
+        return f"<pre>{escape(self.text)}</pre>" if self.trajectory is None else player(self, self.trajectory.tokenizer)
 
 
 @dataclass(frozen=True)

@@ -69,9 +69,7 @@ def with_spans(tokenizer: TextTokenizer, text: str) -> Row:
         frozen += [*[True] * len(given), *[False] * count]
         end = span.end()
     if end == 0:
-        raise UserError(
-            "The text has nothing to fill in: put [MASK] (one token) or [MASK:12] (twelve) into it."
-        )
+        raise UserError("The text has nothing to fill in: put [MASK] (one token) or [MASK:12] (twelve) into it.")
     given = tokenizer.encode(text[end:]) if text[end:] else []
     return Row((*tokens, *given), (*frozen, *[True] * len(given)))
 
@@ -98,9 +96,7 @@ def _ranges(text: str, item: str | tuple[int, int]) -> list[tuple[int, int]]:
     if isinstance(item, str):
         places = [match.span() for match in re.finditer(re.escape(item), text)] if item else []
         if not places:
-            raise UserError(
-                f"freeze names {item!r}, which the text does not contain: copy it letter by letter."
-            )
+            raise UserError(f"freeze names {item!r}, which the text does not contain: copy it letter by letter.")
         return places
     low, high = item
     if not 0 <= low < high <= len(text):

@@ -145,6 +145,17 @@ class Run:
             pass
         return tuple(self._sample(text) for text in self._texts)
 
+    def with_bar(self) -> tuple[Sample, ...]:
+        """`results`, with a bar of the texts that have been drawn."""
+        from rich.progress import Progress
+
+        with Progress(transient=True) as progress:
+            task, drawn = progress.add_task("texts", total=len(self._texts)), set[int]()
+            for batch in self:
+                drawn.update(batch.places)
+                progress.update(task, completed=len(drawn))
+        return self.results
+
     def _walk(self) -> Iterator[BatchFrame]:
         parts = [windows(len(text.tokens), self.engine.room) for text in self._texts]
         for level in range(max(map(len, parts), default=0)):
@@ -195,8 +206,7 @@ class Run:
         tokens, counts, nfe = last.tokens.tolist(), last.counts.tolist(), last.nfe.tolist()
         shown = frames if self.plan.record else []
         kept = [
-            torch.stack(list(each)).cpu()
-            for each in zip(*((f.tokens, f.moved, f.log_p) for f in shown), strict=True)
+            torch.stack(list(each)).cpu() for each in zip(*((f.tokens, f.moved, f.log_p) for f in shown), strict=True)
         ]
         for r, (text, w) in enumerate(due):
             inside = slice(1, 1 + w.stop - w.start)

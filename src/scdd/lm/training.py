@@ -74,9 +74,7 @@ def _require_same_recipe(spec: Recipe, out: Path) -> None:
 def _leaves(tree: Any, path: str = "") -> dict[str, Any]:
     if not isinstance(tree, dict):
         return {path: tree}
-    return {
-        k: v for key, node in tree.items() for k, v in _leaves(node, f"{path}.{key}" if path else key).items()
-    }
+    return {k: v for key, node in tree.items() for k, v in _leaves(node, f"{path}.{key}" if path else key).items()}
 
 
 def _run(spec: Recipe, out: Path, device: str | None, progress: bool) -> Outcome:

@@ -85,11 +85,7 @@ class DiT(Network):
         self.output.initialise()
 
     def hidden(
-        self,
-        z_t: Tensor,
-        t: Tensor | None = None,
-        documents: Tensor | None = None,
-        cache: Cache | None = None,
+        self, z_t: Tensor, t: Tensor | None = None, documents: Tensor | None = None, cache: Cache | None = None
     ) -> Tensor:
         """The modulated final norm's output, [B, L, D] in the compute dtype, for tokens z_t [B, L] at times t [B].
 
@@ -100,14 +96,10 @@ class DiT(Network):
         if not self.config.time_conditioning:
             t = None  # one type of argument for the compiled graph, whatever the caller hands in
         elif t is None:
-            raise UserError(
-                "This network is conditioned on time: pass t, or build it with time_conditioning=False."
-            )
+            raise UserError("This network is conditioned on time: pass t, or build it with time_conditioning=False.")
         if cache is not None:
             if not self.config.causal or documents is not None:
-                raise UserError(
-                    "A cache needs a causal network and unpacked rows: set causal=True, documents=None."
-                )
+                raise UserError("A cache needs a causal network and unpacked rows: set causal=True, documents=None.")
             cache.room_for(z_t.shape[1])
         if not torch.compiler.is_compiling():
             self.rotary.grow(z_t.shape[1] + (cache.length if cache is not None else 0))
@@ -116,11 +108,7 @@ class DiT(Network):
         return states
 
     def forward(
-        self,
-        z_t: Tensor,
-        t: Tensor | None = None,
-        documents: Tensor | None = None,
-        cache: Cache | None = None,
+        self, z_t: Tensor, t: Tensor | None = None, documents: Tensor | None = None, cache: Cache | None = None
     ) -> Tensor:
         """The part that is compiled; see `hidden`."""
         c = self.time(self._time(t, z_t.device))

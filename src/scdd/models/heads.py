@@ -12,9 +12,7 @@ from scdd.models.blocks import Linear
 class QualityHead(nn.Module):
     """PRISM's g_φ: hidden states → one logit per token that the token is right; 0 (probability ½) at the start."""
 
-    def __init__(
-        self, width: int, inner: int | None = None, generator: torch.Generator | None = None
-    ) -> None:
+    def __init__(self, width: int, inner: int | None = None, generator: torch.Generator | None = None) -> None:
         super().__init__()
         self.first = Linear(width, inner or width)
         self.last = Linear(inner or width, 1)

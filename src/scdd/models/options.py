@@ -61,8 +61,7 @@ class DiTConfig(InputOptions):
             )
         if self.causal and self.time_conditioning:
             raise OptionError(
-                "time_conditioning is on and an autoregressive network has no time: switch it off.",
-                "time_conditioning",
+                "time_conditioning is on and an autoregressive network has no time: switch it off.", "time_conditioning"
             )
 
     @property
@@ -90,9 +89,7 @@ class DiTOptions(InputOptions, PresetOptions):
         given = [key for key, value in shape.items() if value is not None]
         absent = [key for key, value in shape.items() if value is None]
         if self.size != "custom" and given:
-            raise OptionError(
-                f"{given[0]} is given although size is {self.size}: set size to custom.", given[0]
-            )
+            raise OptionError(f"{given[0]} is given although size is {self.size}: set size to custom.", given[0])
         if self.size == "custom" and absent:
             raise OptionError(f"size custom needs {absent[0]}: give it, or name a preset.", absent[0])
         self.config()

@@ -16,9 +16,7 @@ def cross_entropy_coefficients(weight: Tensor) -> ElboCoefficients:
     """Rows whose loss is −weight·log x_θ(x): no floor (r = ∞) and no other term."""
     zero = torch.zeros_like(weight)
     infinite = torch.full_like(weight, torch.inf)
-    return ElboCoefficients(
-        log_r=infinite, log_r_t=infinite, w_x=weight, w_z=zero, w_o=zero, w_t=zero, w_e=zero
-    )
+    return ElboCoefficients(log_r=infinite, log_r_t=infinite, w_x=weight, w_z=zero, w_o=zero, w_t=zero, w_e=zero)
 
 
 class ArObjective(Objective):

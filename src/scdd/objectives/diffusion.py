@@ -60,13 +60,7 @@ class DiffusionObjective(Objective):
         return self._at(network, tokens, documents, part, times, dynamic=False)
 
     def _at(
-        self,
-        network: Denoiser,
-        tokens: Tensor,
-        documents: Tensor | None,
-        part: BatchSlice,
-        times: Times,
-        dynamic: bool,
+        self, network: Denoiser, tokens: Tensor, documents: Tensor | None, part: BatchSlice, times: Times, dynamic: bool
     ) -> Loss:
         prepare = self._compiled if self._compiled is not None and tokens.is_cuda else self._noised
         source = part.keyed("corrupt", tokens.device)
@@ -74,9 +68,7 @@ class DiffusionObjective(Objective):
         positions = part.total * tokens.shape[1]
         z_t, rows, real = prepare(tokens, documents, times, numbers, positions, dynamic)
         hidden = network.hidden(z_t, times.t, documents)
-        total, losses = elbo(
-            hidden.flatten(0, 1), network.head, tokens.flatten(), z_t.flatten(), rows, impl=self.impl
-        )
+        total, losses = elbo(hidden.flatten(0, 1), network.head, tokens.flatten(), z_t.flatten(), rows, impl=self.impl)
         return Loss(total, losses.view(tokens.shape).double().sum(1) * positions, real)
 
     def _noised(

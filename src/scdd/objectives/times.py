@@ -166,8 +166,7 @@ class Adaptive(AdaptiveTimesOptions, Density):
         """The cells must be the same."""
         if state["seen"].shape != self._seen.shape:
             raise UserError(
-                f"the adaptive times to resume from have other cells: set bins to {state['seen'].shape[1]}.",
-                "bins",
+                f"the adaptive times to resume from have other cells: set bins to {state['seen'].shape[1]}.", "bins"
             )
         self._seen = state["seen"].to(self._seen.device, torch.float64).clone()
 
@@ -240,9 +239,7 @@ class NelboDensities(NamedTuple):
     """Laws of t for estimates of the bound itself."""
 
     alone: Power  # for all looks
-    mixture: tuple[
-        Power, Power
-    ]  # shared by the looks, three to one; a draw is paid for by the mixture of both
+    mixture: tuple[Power, Power]  # shared by the looks, three to one; a draw is paid for by the mixture of both
 
 
 def nelbo_densities(process: Process) -> NelboDensities:

@@ -44,9 +44,7 @@ class Filters:
         if self.top_k is not None and self.top_k < 1:
             raise UserError(f"top_k is {self.top_k}: keep at least one token, or leave it out.")
         if not self.temperature > 0.0:
-            raise UserError(
-                f"temperature is {self.temperature}: it must be positive; use top_k=1 for greedy draws."
-            )
+            raise UserError(f"temperature is {self.temperature}: it must be positive; use top_k=1 for greedy draws.")
 
     @property
     def cuts(self) -> bool:

@@ -23,9 +23,7 @@ def load_scores(
 
 
 @triton.jit
-def log_sum_exp2(
-    base, z, input_bias, scale, COLUMNS: tl.constexpr, HAS_INPUT_BIAS: tl.constexpr, BLOCK: tl.constexpr
-):
+def log_sum_exp2(base, z, input_bias, scale, COLUMNS: tl.constexpr, HAS_INPUT_BIAS: tl.constexpr, BLOCK: tl.constexpr):
     """(Best score, log2 Σ 2^(scale·score)): each lane keeps its own running best, so no reduction inside the loop."""
     best = tl.full((BLOCK,), -1e30, tl.float32)
     total = tl.zeros((BLOCK,), tl.float32)

@@ -56,9 +56,7 @@ class Process(ABC):
 
     def marginal(self, x: Tensor, t: Time) -> Tensor:
         """q(z_t | x) over all V ids, `eq:marginal`: [..., V] for x [...], or for x a distribution [..., V]."""
-        soft = (
-            x if x.is_floating_point() else torch.nn.functional.one_hot(x, self.vocab.size).to(torch.float64)
-        )
+        soft = x if x.is_floating_point() else torch.nn.functional.one_hot(x, self.vocab.size).to(torch.float64)
         at = self._aligned(t, soft[..., 0])
         noise = self.vocab.ordinary(soft.device).to(torch.float64) / self.vocab.K
         mask = (~self.vocab.ordinary(soft.device)).to(torch.float64)
@@ -154,9 +152,7 @@ class Process(ABC):
         """
         if s is not None:
             at_s, at_t = self._aligned(s, z_t), self._aligned(t, z_t)
-            return elbo.discrete_coefficients(
-                self.kernel(z_t, s, t), at_s, at_t, self._relation(x, z_t, at_t)
-            )
+            return elbo.discrete_coefficients(self.kernel(z_t, s, t), at_s, at_t, self._relation(x, z_t, at_t))
         return self._divergences(x, z_t, t, elbo.continuous_weights)
 
     def dynamic_coefficients(self, x: Tensor, z_t: Tensor, t: Time) -> ElboCoefficients:

@@ -47,9 +47,7 @@ def discrete_coefficients(row: Kernel, at_s: Levels, at_t: Levels, relation: Rel
     )
 
 
-def divergence_coefficients(
-    at: Levels, relation: Relation, weights: tuple[Tensor, Tensor]
-) -> ElboCoefficients:
+def divergence_coefficients(at: Levels, relation: Relation, weights: tuple[Tensor, Tensor]) -> ElboCoefficients:
     """w_kl·KL(f_t(·|x) ‖ f_t(·|x_θ)) + w_is·IS(q_t(z_t|x) ‖ q_t(z_t|x_θ)), f_t = ρ_t·x + (1 − ρ_t)·u.
 
     `eq:contLoss` (`eq:loss_continuous`, which drop constants) and `eq:gidd-loss` are both of this form; IS is the
@@ -60,13 +58,7 @@ def divergence_coefficients(
     floor = at.one_minus_rho / relation.K
     w_is = torch.where(relation.visible & (relation.inverse > 0), w_is, 0.0)
     return ElboCoefficients(
-        log_r,
-        log_r,
-        w_x=w_kl * (at.rho + floor),
-        w_z=torch.zeros_like(w_kl),
-        w_o=w_kl * floor,
-        w_t=w_is,
-        w_e=w_is,
+        log_r, log_r, w_x=w_kl * (at.rho + floor), w_z=torch.zeros_like(w_kl), w_o=w_kl * floor, w_t=w_is, w_e=w_is
     )
 
 

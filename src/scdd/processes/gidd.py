@@ -22,10 +22,7 @@ class GIDD(Process):
     def kernel(self, z_t: Tensor, s: Time, t: Time) -> Kernel:
         """`eq:gidd_forward2`: keep with γ_{t/s}·ρ_{t/s}, else draw from one mixture, wherever one comes from."""
         at_s, at_t = self._aligned(s, z_t), self._aligned(t, z_t)
-        (seen, hidden), (kept, noised) = (
-            survival_ratio(at_s, at_t, "gamma"),
-            survival_ratio(at_s, at_t, "rho"),
-        )
+        (seen, hidden), (kept, noised) = (survival_ratio(at_s, at_t, "gamma"), survival_ratio(at_s, at_t, "rho"))
         # (1 − γ_t) − γ_{t/s}·ρ_{t/s}·(1 − γ_s), rearranged into terms that are all positive
         to_mask = hidden + seen * noised * at_s.one_minus_gamma
         mixed = torch.where(z_t == self.vocab.mask_id, to_mask, at_t.gamma * noised / self.vocab.K)

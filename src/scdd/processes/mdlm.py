@@ -23,8 +23,7 @@ class MDLM(Process):
         super().__init__(vocab, schedule)
         if self.has_uniform_noise:
             raise UserError(
-                f"MDLM needs ρ ≡ 1 but {schedule!r} has uniform noise: use a masked schedule, or SCDD.",
-                "schedule",
+                f"MDLM needs ρ ≡ 1 but {schedule!r} has uniform noise: use a masked schedule, or SCDD.", "schedule"
             )
 
     def kernel(self, z_t: Tensor, s: Time, t: Time) -> Kernel:

@@ -39,8 +39,4 @@ class AutoregressiveOptions(Options):
 
 ProcessOptions = Annotated[NoisyOptions | MdlmOptions | AutoregressiveOptions, Discriminator("kind")]
 
-PROCESSES = {
-    "scdd": "scdd.processes.scdd:SCDD",
-    "gidd": "scdd.processes.gidd:GIDD",
-    "mdlm": "scdd.processes.mdlm:MDLM",
-}
+PROCESSES = {"scdd": "scdd.processes.scdd:SCDD", "gidd": "scdd.processes.gidd:GIDD", "mdlm": "scdd.processes.mdlm:MDLM"}

@@ -18,10 +18,7 @@ class SCDD(Process):
     def kernel(self, z_t: Tensor, s: Time, t: Time) -> Kernel:
         """`eq:forward`: tokens keep, jump uniformly or are masked; the mask stays."""
         at_s, at_t = self._aligned(s, z_t), self._aligned(t, z_t)
-        (seen, hidden), (kept, noised) = (
-            survival_ratio(at_s, at_t, "gamma"),
-            survival_ratio(at_s, at_t, "rho"),
-        )
+        (seen, hidden), (kept, noised) = (survival_ratio(at_s, at_t, "gamma"), survival_ratio(at_s, at_t, "rho"))
         is_mask = z_t == self.vocab.mask_id
         return Kernel(
             keep=torch.where(is_mask, 0.0, seen * kept),

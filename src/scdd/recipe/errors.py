@@ -15,9 +15,7 @@ from scdd.recipe.sections import Recipe
 from scdd.recipe.tree import hints, kinds, members, section_of, settings
 
 
-def explain(
-    error: ValidationError, tree: Mapping[str, Any], source: str, overrides: Mapping[str, str]
-) -> UserError:
+def explain(error: ValidationError, tree: Mapping[str, Any], source: str, overrides: Mapping[str, str]) -> UserError:
     """One sentence a finding. Findings that an override caused name the override instead of the file."""
     lines = []
     for finding in error.errors(include_url=False):
@@ -120,9 +118,7 @@ def _nearest_key(keys: list[str], tree: Mapping[str, Any]) -> str:
     owners = [kind for other in members(hint) if keys[-1] in hints(other) for kind in kinds(other)]
     if owners:
         return f" of kind {node.get('kind')}; it belongs to kind {' or '.join(owners)}"
-    elsewhere = [
-        path for path in settings() if path.rpartition(".")[2] == keys[-1] and path != ".".join(keys)
-    ]
+    elsewhere = [path for path in settings() if path.rpartition(".")[2] == keys[-1] and path != ".".join(keys)]
     if elsewhere:
         return f" here; did you mean {elsewhere[0]}?"
     return f"; the keys here are {_listed(known)}"

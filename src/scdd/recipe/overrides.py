@@ -32,9 +32,7 @@ def override(tree: dict[str, Any], assignment: str) -> str:
         section = section_of(hint, node)
         known = hints(section) if section is not None else {}
         hint = known.get(key)
-        if (key in known and not members(hint)) or not isinstance(
-            node.setdefault(key, default_of(section, key)), dict
-        ):
+        if (key in known and not members(hint)) or not isinstance(node.setdefault(key, default_of(section, key)), dict):
             whole = ".".join(keys[:depth])
             raise UserError(f"--set {assignment}: {whole} is a value, not a section; set {whole} as a whole.")
         node = node[key]
@@ -51,9 +49,7 @@ def _forget_other_kind(node: dict[str, Any], hint: Any, kind: Any) -> None:
         return
     for key in set(node) & set(hints(before)):
         inner = members(hints(after).get(key))
-        misfit = (
-            bool(inner) and isinstance(node[key], dict) and node[key].get("kind") not in _all_kinds(inner)
-        )
+        misfit = bool(inner) and isinstance(node[key], dict) and node[key].get("kind") not in _all_kinds(inner)
         if key not in hints(after) or misfit:
             del node[key]
 

@@ -52,9 +52,7 @@ class Ar(ArOptions, Sampler):
     def check(self, model: Model) -> None:
         """Only autoregressive models, whose network is causal."""
         if not isinstance(model.process, Autoregressive) or not hasattr(model.denoiser, "cache"):
-            raise UserError(
-                "The sampler ar needs an autoregressive model: use sampler ancestral for this one."
-            )
+            raise UserError("The sampler ar needs an autoregressive model: use sampler ancestral for this one.")
 
     def times(self, grid: Grid, model: Model, updatable: Tensor) -> Grid:
         """As many steps as the longest row has tokens to draw."""

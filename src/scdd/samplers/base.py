@@ -57,6 +57,7 @@ class State:
     counts: Tensor  # [B, 3] int64: positions unmasked, corrected and remasked so far
     nfe: Tensor  # [B] int64: network evaluations so far
     done: Tensor  # [B]: rows that have finished early
+    memory: dict[str, Any] = field(default_factory=dict)  # the sampler's own
 
 
 class Step(NamedTuple):
@@ -83,8 +84,10 @@ class Context:
     rng: CounterRNG
     evaluated: Prediction | None
     """None for samplers that read the network themselves."""
-    memory: dict[str, Any] = field(default_factory=dict)
-    """The sampler's own scratchpad, kept from step to step."""
+    @property
+    def memory(self) -> dict[str, Any]:
+        """The sampler's own scratchpad, kept from step to step."""
+        return self.state.memory
 
     @property
     def prediction(self) -> Prediction:
@@ -118,6 +121,8 @@ class Sampler(ABC):
 
     finishes: ClassVar[bool] = False
     """Whether rows may end before the grid does: then the loop looks, which costs a host sync a step."""
+    masks_only: ClassVar[bool] = False
+    """Whether it is for masked models alone, in which visible tokens are always right."""
     reads_network: ClassVar[bool] = False
     """Whether it evaluates the network itself, once a step, and needs no `Context.prediction`."""
 
@@ -139,21 +144,15 @@ class Sampler(ABC):
         """Refuse a model that this sampler does not fit, naming the cure."""
         if isinstance(model.process, Autoregressive):
             raise UserError(f"The sampler {self.name} needs a diffusion model: use sampler ar for this one.")
+        if self.masks_only and model.process.has_uniform_noise:
+            raise UserError(
+                f"The sampler {self.name} needs ρ ≡ 1 but {model.process.schedule!r} has uniform noise: "
+                "use a masked model (mdlm), or sampler ancestral."
+            )
 
     def times(self, grid: Grid, model: Model, updatable: Tensor) -> Grid:
         """The times really visited when `grid` is asked for."""
         return grid
-
-
-def need_mask_only(sampler: Sampler, model: Model) -> None:
-    """For samplers of masked models."""
-    Sampler.check(sampler, model)
-    assert isinstance(model.process, Process)
-    if model.process.has_uniform_noise:
-        raise UserError(
-            f"The sampler {sampler.name} needs ρ ≡ 1 but {model.process.schedule!r} has uniform noise: "
-            "use a masked model (mdlm), or sampler ancestral."
-        )
 
 
 def lowest(score: Tensor, among: Tensor, count: Tensor | int) -> Tensor:

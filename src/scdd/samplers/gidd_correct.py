@@ -36,7 +36,7 @@ class GiddCorrect(GiddCorrectOptions, Sampler):
 
     def check(self, model: Model) -> None:
         """Only models that have learnt to doubt visible tokens."""
-        Sampler.check(self, model)
+        super().check(model)
         if isinstance(model.process, Process) and not model.process.has_uniform_noise:
             raise UserError(
                 "The sampler gidd-correct needs a model trained with uniform noise, and this process has none: "

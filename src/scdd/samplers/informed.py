@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
 
 from scdd.core import Transition
-from scdd.samplers.base import Context, Model, Sampler, certain, lowest, need_mask_only
+from scdd.samplers.base import Context, Sampler, certain, lowest
 from scdd.samplers.options import InformedOptions
 
 
@@ -22,9 +22,7 @@ class Informed(InformedOptions, Sampler):
     network, and a plain denoiser has seen z_d itself. Predictor and corrector share one evaluation.
     """
 
-    def check(self, model: Model) -> None:
-        """Only masked models."""
-        need_mask_only(self, model)
+    masks_only: ClassVar[bool] = True
 
     def step(self, z_t: Tensor, ctx: Context) -> Transition:
         """Ancestral at masks, model at the least certain visible tokens."""

@@ -55,9 +55,7 @@ class Frame(NamedTuple):
     s: float
     tokens: Tensor  # [B, L] int64
     moved: Tensor  # [B, L] int8, see KINDS
-    log_p: (
-        Tensor  # [B, L] float32: log x_θ of the token as of this step; NaN where noise was drawn, −∞ at masks
-    )
+    log_p: Tensor  # [B, L] float32: log x_θ of the token as of this step; NaN where noise was drawn, −∞ at masks
     counts: Tensor  # [B, 3] int64: positions unmasked, corrected and remasked so far
     nfe: Tensor  # [B] int64: network evaluations so far
 
@@ -71,7 +69,6 @@ def sample_loop(model: Model, plan: SamplingPlan, rows: TokenRows, rng: CounterR
     groups = row_groups(rows.tokens, rows.lengths, plan.rows_per_forward)
     rows_may_end = plan.sampler.finishes or plan.tolerance is not None
     frame = Frame(0, 0, 0.0, 0.0, state.tokens, _nothing(state), state.log_p, state.counts, state.nfe)
-    memory: dict[str, object] = {}
     for step in steps:
         # evaluate
         prediction = None
@@ -79,7 +76,7 @@ def sample_loop(model: Model, plan: SamplingPlan, rows: TokenRows, rng: CounterR
             active = _active(groups, state) if rows_may_end else groups
             prediction = Prediction(model.denoiser, active, state.tokens, step.t, plan.filters)
         # decide
-        context = Context(model, plan, state, step, rng, prediction, memory)
+        context = Context(model, plan, state, step, rng, prediction)
         stopping = _stopping(context)
         if stopping is not None:
             context = _towards_the_end(context, stopping)
@@ -157,9 +154,7 @@ def _stopping(context: Context) -> Tensor | None:
     if context.plan.tolerance is None or context.step.last or context.step.refining:
         return None
     end = _clean(context.state.tokens.device)
-    jump = context.plan.sampler.step(
-        context.state.tokens, replace(context, step=context.step._replace(at_s=end))
-    )
+    jump = context.plan.sampler.step(context.state.tokens, replace(context, step=context.step._replace(at_s=end)))
     assert isinstance(jump, Transition)
     return (expected_moves(jump, context) < context.plan.tolerance) & ~context.state.done
 
@@ -189,13 +184,12 @@ def _record(context: Context, new: Tokens, stopping: Tensor | None) -> tuple[Sta
         tokens=tokens,
         lengths=state.lengths,
         updatable=state.updatable if done is state.done else state.updatable & ~done[:, None],
-        log_p=torch.where(changed, new.log_p, state.log_p if standing is None else standing).to(
-            torch.float32
-        ),
+        log_p=torch.where(changed, new.log_p, state.log_p if standing is None else standing).to(torch.float32),
         log_p_when_drawn=torch.where(changed, new.log_p, state.log_p_when_drawn).to(torch.float32),
         counts=state.counts + torch.stack([(moved == kind).sum(1) for kind in (1, 2, 3)], dim=1),
         nfe=state.nfe + (~state.done).to(torch.int64),
         done=done,
+        memory=state.memory,
     )
     return after, moved.to(torch.int8)
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Interval
 from pydantic import Discriminator
+from typing_extensions import TypedDict
 
 from scdd.core.errors import OptionError
 from scdd.core.options import Count, NotNegative, Options, Positive, Share, ShareAboveZero
+
+if TYPE_CHECKING:
+    from scdd.ops.common import Filters
+    from scdd.samplers.base import Sampler
 
 Steps = Annotated[int, Interval(ge=1, le=1 << 20)]
 
@@ -184,3 +190,26 @@ class SamplingOptions(Options):
     """Divides the logits; below 1 is more cautious."""
     tolerance: Positive | None = None
     """Stop a text when fewer than this many tokens are expected to change any more (sampler ancestral); null never does."""
+
+
+DRAWING = tuple(each.name for each in fields(SamplingOptions) if each.name != "length")
+"""What a command line or a request may choose of them."""
+
+
+class SamplingChanges(TypedDict, total=False):
+    """What a caller may choose of a plan; None stands for what was not chosen."""
+
+    sampler: str | SamplerOptions | Sampler | None
+    steps: int | None
+    grid: GridKind | Sequence[float] | None
+    final: Final | None
+    top_p: float | None
+    top_k: int | None
+    temperature: float | None
+    tolerance: float | None
+    draw_filters: Filters | None
+    seed: int
+    batch_size: int
+    rows_per_forward: int | None
+    record: bool
+    stop: bool

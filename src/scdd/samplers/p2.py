@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
 
-from scdd.samplers.base import Context, Model, Sampler, Tokens, lowest, need_mask_only
+from scdd.samplers.base import Context, Sampler, Tokens, lowest
 from scdd.samplers.options import P2Options
 
 
@@ -22,9 +22,7 @@ class P2(P2Options, Sampler):
     η = 0 never remasks, larger η remasks more.
     """
 
-    def check(self, model: Model) -> None:
-        """Only masked models."""
-        need_mask_only(self, model)
+    masks_only: ClassVar[bool] = True
 
     def step(self, z_t: Tensor, ctx: Context) -> Tokens:
         """Rank all candidates of a row and mask the worst."""
@@ -36,6 +34,4 @@ class P2(P2Options, Sampler):
         worst = lowest(score, ctx.updatable, count)
         candidate = torch.where(masked, drawn, z_t)
         tokens = torch.where(worst, ctx.vocab.mask_id, candidate)
-        return Tokens(
-            tokens, torch.where(worst, -torch.inf, torch.where(masked, log_p, ctx.prediction.log_p_z))
-        )
+        return Tokens(tokens, torch.where(worst, -torch.inf, torch.where(masked, log_p, ctx.prediction.log_p_z)))

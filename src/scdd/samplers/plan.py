@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any, cast, get_args
 
-from typing_extensions import TypedDict
-
 from scdd.core.errors import OptionError
-from scdd.core.options import Count, Options, Positive, component
+from scdd.core.options import Count, Options, component
 from scdd.ops.common import NO_FILTERS, Filters
 from scdd.samplers.base import Grid, Sampler, checked, grid
-from scdd.samplers.options import SAMPLERS, Final, GridKind, SamplerOptions, SamplingOptions, sampler_options
+from scdd.samplers.options import SAMPLERS, Final, GridKind, SamplingChanges, SamplingOptions, sampler_options
+
+DEFAULT = SamplingOptions()
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class SamplingPlan(Options):
     draw_filters: Filters | None = None
     """Filters of the drawn tokens alone, where they differ from x_θ(z_t)'s: a correction may want the whole x_θ to doubt
     a token, and its nucleus to replace it."""
-    final: Final = "ancestral"
-    tolerance: Positive | None = None
+    options: SamplingOptions = DEFAULT
+    """What the plan was made from: the loop reads the final step and the tolerance there."""
     seed: int = 0
     batch_size: Count = 16
     """Rows drawn together."""
@@ -48,28 +48,19 @@ class SamplingPlan(Options):
             )
 
     @property
+    def final(self) -> Final:
+        """What the last step does (`loop`)."""
+        return self.options.final
+
+    @property
+    def tolerance(self) -> float | None:
+        """Expected moves below which a text stops."""
+        return self.options.tolerance
+
+    @property
     def steps(self) -> int:
         """Steps of the grid, hence network evaluations but for the sampler's extra ones."""
         return len(self.times) - 1
-
-
-class SamplingChanges(TypedDict, total=False):
-    """What a caller may choose of a plan; None stands for what was not chosen."""
-
-    sampler: str | SamplerOptions | Sampler | None
-    steps: int | None
-    grid: GridKind | Sequence[float] | None
-    final: Final | None
-    top_p: float | None
-    top_k: int | None
-    temperature: float | None
-    tolerance: float | None
-    draw_filters: Filters | None
-    seed: int
-    batch_size: int
-    rows_per_forward: int | None
-    record: bool
-    stop: bool
 
 
 RUN_OPTIONS = ("draw_filters", "seed", "batch_size", "rows_per_forward", "record", "stop")
@@ -96,8 +87,7 @@ def make_plan(base: SamplingOptions, changes: Mapping[str, Any], start: float | 
         sampler=_sampler(options.sampler),
         times=_times(options, start) if times is None else checked(times),
         filters=Filters(options.top_p, options.top_k, options.temperature),
-        final=options.final,
-        tolerance=options.tolerance,
+        options=options,
         **run,
     )
 

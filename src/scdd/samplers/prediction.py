@@ -63,12 +63,7 @@ class Prediction:
     """x_θ(z_t, t) at every position, and the questions that a sampler may ask of it. Shapes [B, L] throughout."""
 
     def __init__(
-        self,
-        denoiser: Denoiser,
-        groups: Sequence[Group],
-        z_t: Tensor,
-        t: float,
-        filters: Filters = NO_FILTERS,
+        self, denoiser: Denoiser, groups: Sequence[Group], z_t: Tensor, t: float, filters: Filters = NO_FILTERS
     ) -> None:
         """Evaluates the network, for the rows of `groups` (those that have finished may be left out)."""
         self._head, self._groups, self._z, self._filters = denoiser.head, groups, z_t, filters

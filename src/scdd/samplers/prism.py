@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
 
 from scdd.core import Transition
 from scdd.core.errors import UserError
-from scdd.samplers.base import Context, Model, Sampler, certain, lowest, need_mask_only
+from scdd.samplers.base import Context, Model, Sampler, certain, lowest
 from scdd.samplers.options import PrismOptions
 
 
@@ -23,9 +23,11 @@ class Prism(PrismOptions, Sampler):
     the rounding of σn.
     """
 
+    masks_only: ClassVar[bool] = True
+
     def check(self, model: Model) -> None:
         """Only masked models with a quality head."""
-        need_mask_only(self, model)
+        super().check(model)
         if model.quality is None:
             raise UserError(
                 "The sampler prism needs a quality head, which this model lacks: train one with the objective prism, "

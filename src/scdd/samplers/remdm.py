@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from scdd.core import Transition
 from scdd.core.errors import UserError
 from scdd.processes.base import Process
-from scdd.samplers.base import Context, Grid, Model, Sampler, certain, need_mask_only
+from scdd.samplers.base import Context, Grid, Model, Sampler, certain
 from scdd.samplers.options import RemdmOptions
 
 
@@ -26,9 +26,7 @@ class Remdm(RemdmOptions, Sampler):
     the steps remask with cap; then the rest is filled in.
     """
 
-    def check(self, model: Model) -> None:
-        """Only masked models."""
-        need_mask_only(self, model)
+    masks_only: ClassVar[bool] = True
 
     def times(self, grid: Grid, model: Model, updatable: Tensor) -> Grid:
         """loop bends the grid: level α_on is reached at t_on, left at t_off."""

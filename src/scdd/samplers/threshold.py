@@ -8,7 +8,7 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from scdd.samplers.base import Context, Model, Sampler, Tokens, need_mask_only
+from scdd.samplers.base import Context, Sampler, Tokens
 from scdd.samplers.options import ThresholdOptions
 
 
@@ -23,10 +23,7 @@ class Threshold(ThresholdOptions, Sampler):
     """
 
     finishes: ClassVar[bool] = True
-
-    def check(self, model: Model) -> None:
-        """Only masked models."""
-        need_mask_only(self, model)
+    masks_only: ClassVar[bool] = True
 
     def step(self, z_t: Tensor, ctx: Context) -> Tokens:
         """Fill what is sure enough, and as many more as the steps left require."""

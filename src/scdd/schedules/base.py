@@ -66,9 +66,7 @@ class Schedule(ABC):
                 self._refuse(f"{name} rises near t = {where:.4f}", "make it non-increasing in t")
             self._check_derivative(name, t)
         if levels.gamma[-1] * levels.rho[-1] > 1e-12:
-            self._refuse(
-                "γ·ρ is not 0 at t = 1, so the prior would depend on the data", "let one of them end at 0"
-            )
+            self._refuse("γ·ρ is not 0 at t = 1, so the prior would depend on the data", "let one of them end at 0")
 
     def _check_derivative(self, name: str, t: Tensor) -> None:
         """The derivative must be that of the value: a wrong one trains on a wrong ELBO, silently."""

@@ -49,9 +49,7 @@ class Polynomial(PolynomialOptions, Curve):
         lost = t**self.power
         left = -torch.expm1(self.power * torch.log(t))  # 1 − t^power
         inside = interior(t)
-        return CurvePoint(
-            self.end + drop * left, drop * lost, -drop * self.power * inside ** (self.power - 1.0)
-        )
+        return CurvePoint(self.end + drop * left, drop * lost, -drop * self.power * inside ** (self.power - 1.0))
 
 
 @dataclass(frozen=True)

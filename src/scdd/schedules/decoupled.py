@@ -30,9 +30,7 @@ class Decoupled(DecoupledOptions, Schedule):
         """Levels from the two curves."""
         t = t.to(torch.float64)
         gamma, rho = cast(Curve, self.gamma).at(t), cast(Curve, self.rho).at(t)
-        return Levels(
-            gamma.value, rho.value, gamma.complement, rho.complement, gamma.derivative, rho.derivative
-        )
+        return Levels(gamma.value, rho.value, gamma.complement, rho.complement, gamma.derivative, rho.derivative)
 
     def __repr__(self) -> str:
         return f"Decoupled(gamma={self.gamma!r}, rho={self.rho!r})"

@@ -69,9 +69,7 @@ def late(seconds: float) -> ApiError:
 
 def stopping() -> ApiError:
     """The server is going down."""
-    return ApiError(
-        503, "The server is shutting down.", "server_error", code="draining", headers={"Retry-After": "10"}
-    )
+    return ApiError(503, "The server is shutting down.", "server_error", code="draining", headers={"Retry-After": "10"})
 
 
 def as_api_error(error: BaseException) -> ApiError:
@@ -81,9 +79,7 @@ def as_api_error(error: BaseException) -> ApiError:
     if isinstance(error, UserError):
         return ApiError(400, short(str(error)), code="invalid_value")
     log.error("A request failed", exc_info=error)
-    return ApiError(
-        500, "The server made a mistake; its log says which.", "server_error", code="internal_error"
-    )
+    return ApiError(500, "The server made a mistake; its log says which.", "server_error", code="internal_error")
 
 
 def install(app: FastAPI) -> None:

@@ -35,12 +35,8 @@ class Limits:
     """Rows of every network evaluation, filled up if need be; None on a CPU, where `sharing` finds out."""
 
 
-def shaped(
-    limits: Limits, lm: LM, *, batch: int | None, workers: int | None, rows_per_forward: int | None
-) -> Limits:
+def shaped(limits: Limits, lm: LM, *, batch: int | None, workers: int | None, rows_per_forward: int | None) -> Limits:
     """Limits with a batch shape that suits the device."""
     on_gpu = lm.device.type != "cpu"
     group = rows_per_forward or (64 if on_gpu else None)
-    return replace(
-        limits, batch=batch or (64 if on_gpu else 16), workers=workers or 1, rows_per_forward=group
-    )
+    return replace(limits, batch=batch or (64 if on_gpu else 16), workers=workers or 1, rows_per_forward=group)

@@ -26,9 +26,7 @@ class Meters:
         )
         self.waiting = Gauge("scdd_queue_jobs", "Jobs that wait.", registry=r)
         self.rejected = Counter("scdd_rejected", "Requests refused with 429.", registry=r)
-        self.abandoned = Counter(
-            "scdd_abandoned_jobs", "Jobs given up because nobody waited any more.", registry=r
-        )
+        self.abandoned = Counter("scdd_abandoned_jobs", "Jobs given up because nobody waited any more.", registry=r)
         self.batch_rows = Histogram("scdd_batch_texts", "Texts drawn together.", buckets=ROWS, registry=r)
         self.batch_jobs = Histogram("scdd_batch_jobs", "Jobs carried out together.", buckets=ROWS, registry=r)
         self.evaluations = Counter("scdd_network_evaluations", "Calls of the network.", registry=r)

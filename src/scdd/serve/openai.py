@@ -37,10 +37,7 @@ class Order:
         self.n, self.room = body.n or 1, body.max_tokens or 16
         if body.best_of not in (None, self.n):
             raise ApiError(
-                400,
-                "best_of must equal n: this server does not rank texts.",
-                param="best_of",
-                code="unsupported_value",
+                400, "best_of must equal n: this server does not rank texts.", param="best_of", code="unsupported_value"
             )
         self.prompts = self._prompts()
         self.steps = service.steps(body.steps)
@@ -56,27 +53,20 @@ class Order:
         self.after = len(service.tokens(self.suffix, "suffix"))
         self.before = [len(service.tokens(prompt, "prompt")) for prompt in self.prompts]
         plan = service.plan(service.lm, self._chosen(), self.seed, record=record, stop=not self.suffix)
-        self.jobs = [
-            self._job(prompt, tokens, plan) for prompt, tokens in zip(self.prompts, self.before, strict=True)
-        ]
+        self.jobs = [self._job(prompt, tokens, plan) for prompt, tokens in zip(self.prompts, self.before, strict=True)]
 
     def _prompts(self) -> list[str]:
         given: Any = self.body.prompt
         if given is None or isinstance(given, str):
             return [given or ""]
         if not given:
-            raise ApiError(
-                400, "prompt is an empty list: give at least one.", param="prompt", code="invalid_value"
-            )
+            raise ApiError(400, "prompt is an empty list: give at least one.", param="prompt", code="invalid_value")
         if isinstance(given[0], int):
             given = [given]
         tokenizer = self.service.lm.tokenizer
         if any(not isinstance(p, str) and any(i >= tokenizer.size for i in p) for p in given):
             raise ApiError(
-                400,
-                "prompt holds an id that is no token of this model.",
-                param="prompt",
-                code="invalid_value",
+                400, "prompt holds an id that is no token of this model.", param="prompt", code="invalid_value"
             )
         return [p if isinstance(p, str) else tokenizer.decode(p) for p in given]
 
@@ -92,9 +82,7 @@ class Order:
     def _job(self, prompt: str, tokens: int, plan: SamplingPlan) -> Job:
         length = tokens + self.room + self.after
         if length > self.service.limits.length:
-            raise beyond(
-                "max_tokens", f"makes {length} tokens with prompt and suffix", self.service.limits.length
-            )
+            raise beyond("max_tokens", f"makes {length} tokens with prompt and suffix", self.service.limits.length)
         run = self.service.lm.start(self.n, length=length, prompt=prompt, suffix=self.suffix, plan=plan)
         return Job(run=run)
 
@@ -167,10 +155,7 @@ def _stream(order: Order, head: dict[str, Any], request: Request) -> StreamingRe
     """Chunks as text becomes final. One prompt a stream: several would have to take turns anyway."""
     if len(order.jobs) > 1:
         raise ApiError(
-            400,
-            "A stream takes one prompt: send one request for each.",
-            param="prompt",
-            code="unsupported_value",
+            400, "A stream takes one prompt: send one request for each.", param="prompt", code="unsupported_value"
         )
     (job,) = order.jobs
     assert job.run is not None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel
+from pydantic.dataclasses import dataclass
 
 from scdd.lm.results import Correction, Drawn, Repaired, Sample, TokenScore
 

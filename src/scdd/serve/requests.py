@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, TypeA
 from scdd.core.options import Options
 from scdd.lm.options import RepairOptions
 from scdd.processes.options import PROCESSES, ProcessOptions
-from scdd.samplers.options import SAMPLER_NAMES, GridKind, SamplerOptions, SamplingOptions
+from scdd.samplers.options import DRAWING, SAMPLER_NAMES, GridKind, SamplerOptions, SamplingOptions
 
 
 def _is_text(value: str) -> str:
@@ -67,9 +67,7 @@ class Body(BaseModel):
 
     def chosen(self, options: type[Options]) -> dict[str, Any]:
         """What was asked for of these options."""
-        names = [
-            name for name in type(self).model_fields if name in get_type_hints(options) and name != "length"
-        ]
+        names = [name for name in type(self).model_fields if name in get_type_hints(options) and name != "length"]
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
 
@@ -80,8 +78,7 @@ class Reverse(Body):
     """Another reverse process: by name with the model's own schedule, or a section as recipes spell it."""
 
 
-SAMPLING = ("steps", "sampler", "grid", "final", "top_p", "top_k", "temperature", "tolerance")
-_How: Any = create_model("_How", __base__=Reverse, **fields_of(SamplingOptions, *SAMPLING))
+_How: Any = create_model("_How", __base__=Reverse, **fields_of(SamplingOptions, *DRAWING))
 _Repair: Any = create_model("_Repair", __base__=Reverse, **fields_of(RepairOptions))
 
 
@@ -131,9 +128,9 @@ class Correct(_Repair):  # type: ignore[misc]
 
     text: Annotated[Text, Field(min_length=1)]
     """The text."""
-    freeze: Annotated[
-        list[Text | Annotated[list[Whole], Field(min_length=2, max_length=2)]], Field(max_length=64)
-    ] = Field(default_factory=list)
+    freeze: Annotated[list[Text | Annotated[list[Whole], Field(min_length=2, max_length=2)]], Field(max_length=64)] = (
+        Field(default_factory=list)
+    )
     """Pieces of the text, or [from, to) character ranges, that stay."""
     seed: Seed | None = None
     """reverse: the seed."""

@@ -35,12 +35,7 @@ class Scheduler:
     """Workers that take jobs from a queue, the oldest first together with those that agree with it."""
 
     def __init__(
-        self,
-        limits: Limits,
-        meters: Meters,
-        sharing: Sharing,
-        threads: int | None = None,
-        lent: bool = False,
+        self, limits: Limits, meters: Meters, sharing: Sharing, threads: int | None = None, lent: bool = False
     ) -> None:
         """`threads`: that torch may use inside each worker. `lent`: the first worker is whoever calls `work`."""
         self.limits, self.meters, self.sharing, self._intra = limits, meters, sharing, threads

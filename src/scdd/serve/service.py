@@ -212,9 +212,7 @@ class Service:
         answer: asyncio.Future[Any] = asyncio.gather(*futures)
         try:
             remaining = jobs[0].arrived + self.limits.seconds - time.monotonic()
-            await asyncio.wait(
-                {answer, left}, timeout=max(0.0, remaining), return_when=asyncio.FIRST_COMPLETED
-            )
+            await asyncio.wait({answer, left}, timeout=max(0.0, remaining), return_when=asyncio.FIRST_COMPLETED)
             if answer.done():
                 return list(answer.result())
             if left.done():
@@ -248,15 +246,10 @@ class Service:
             context=self.lm.context,
             room=self.lm.engine.room,
             length=self.usual_length,
-            limits={
-                name: getattr(self.limits, name) for name in ("length", "steps", "texts", "seconds", "body")
-            },
+            limits={name: getattr(self.limits, name) for name in ("length", "steps", "texts", "seconds", "body")},
             sampling={**asdict(self.lm.sampling), "steps": self.steps(None)},
             refusals={name: why for name, why in refusals.items() if why is not None},
-            recipe_schema={
-                "$defs": whole["$defs"],
-                **{k: whole["properties"][k] for k in ("sampling", "process")},
-            },
+            recipe_schema={"$defs": whole["$defs"], **{k: whole["properties"][k] for k in ("sampling", "process")}},
         )
 
     def _refusal(self, sampler: str) -> str | None:

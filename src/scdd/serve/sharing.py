@@ -65,9 +65,7 @@ class Sharing:
         if (size, length) not in self._tried:
             self._tried[size, length] = self._tried[0, 0] and self._rows_agree(size, length)
             if not self._tried[size, length]:
-                log.warning(
-                    "Rows of %d tokens do not go %d at a time: they would round otherwise here.", length, size
-                )
+                log.warning("Rows of %d tokens do not go %d at a time: they would round otherwise here.", length, size)
         return self._tried[size, length]
 
     def _places_agree(self, size: int, length: int) -> bool:
@@ -77,9 +75,7 @@ class Sharing:
             here, next_ = (self._seen(z.roll(k, 0), u.roll(k, 0), size) for k in (0, 1))
             agree = all(torch.equal(a.roll(1, 0), b) for a, b in zip(here, next_, strict=True))
             if not agree:
-                log.warning(
-                    "Rows of %d tokens do not go %d at a time: their place would count.", length, size
-                )
+                log.warning("Rows of %d tokens do not go %d at a time: their place would count.", length, size)
             self._tried[size, length] = agree
         return self._tried[size, length]
 

@@ -71,9 +71,7 @@ class Watched:
         return self.job.future.result(timeout=0)
 
 
-def denoise(
-    service: Service, job: Job, request: Request, facts: Callable[[Any], dict[str, Any]]
-) -> StreamingResponse:
+def denoise(service: Service, job: Job, request: Request, facts: Callable[[Any], dict[str, Any]]) -> StreamingResponse:
     """`start`, then a `frame` for every text and step, then `result` and `done`; or `error`."""
     watched = Watched(service, job, request)
     assert job.run is not None
@@ -101,8 +99,7 @@ def _start(service: Service, job: Job) -> dict[str, Any]:
     tokenizer = service.lm.tokenizer
     assert job.run is not None
     texts = [
-        [None if token == tokenizer.mask_id else tokenizer.token(token) for token in row]
-        for row in job.run.starts
+        [None if token == tokenizer.mask_id else tokenizer.token(token) for token in row] for row in job.run.starts
     ]
     return {"model": service.name, "seed": job.run.plan.seed, "texts": texts}
 

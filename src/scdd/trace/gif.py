@@ -45,9 +45,7 @@ def write_gif(path: Path, sample: Sample | Correction, tokenizer: TextTokenizer)
         ) from error
     trajectory = sample.trajectory
     if trajectory is None or not trajectory.moments:
-        raise UserError(
-            "trace has no step to show: take at least one step, and a final other than none.", "trace"
-        )
+        raise UserError("trace has no step to show: take at least one step, and a final other than none.", "trace")
     font = ImageFont.load_default(size=16)
     chosen = _thinned(len(trajectory.moments))
     pages = [list(_laid_out(trajectory, frame, tokenizer, font)) for frame in chosen]
@@ -63,9 +61,7 @@ def write_gif(path: Path, sample: Sample | Correction, tokenizer: TextTokenizer)
         images.append(image.quantize(64))
     pauses = [90] * (len(images) - 1) + [2500]
     content = io.BytesIO()
-    images[0].save(
-        content, "GIF", save_all=True, append_images=images[1:], duration=pauses, loop=0, optimize=True
-    )
+    images[0].save(content, "GIF", save_all=True, append_images=images[1:], duration=pauses, loop=0, optimize=True)
     write_atomically(path, content.getbuffer())
 
 

@@ -30,9 +30,7 @@ def diff(correction: Correction) -> str:
             continue
         run = [changes[token.position] for token in tokens]
         before, after = "".join(each.before for each in run), "".join(each.after for each in run)
-        parts.append(
-            f'<del style="{_BEFORE}">{escape(before)}</del><ins style="{_AFTER}">{escape(after)}</ins>'
-        )
+        parts.append(f'<del style="{_BEFORE}">{escape(before)}</del><ins style="{_AFTER}">{escape(after)}</ins>')
     count = f"{len(changes)} changed of {len(correction.doubts)} tokens"
     return _framed("".join(parts), f"{count} · {correction.nfe} evaluations · {correction.mode}")
 

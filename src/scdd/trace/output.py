@@ -24,17 +24,12 @@ def check_path(path: Path) -> None:
         )
     if not path.absolute().parent.is_dir():
         raise UserError(
-            f"trace {path} lies in a folder that does not exist: make {path.absolute().parent} first.",
-            "trace",
+            f"trace {path} lies in a folder that does not exist: make {path.absolute().parent} first.", "trace"
         )
 
 
 def write(
-    path: Path,
-    samples: Sequence[Sample | Correction],
-    tokenizer: TextTokenizer,
-    title: str,
-    labels: Sequence[str] = (),
+    path: Path, samples: Sequence[Sample | Correction], tokenizer: TextTokenizer, title: str, labels: Sequence[str] = ()
 ) -> None:
     """Write recorded samples in the format that the path ends in; a page calls them by `labels`."""
     check_path(path)

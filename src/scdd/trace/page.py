@@ -65,8 +65,6 @@ def _frames(trajectory: Trajectory) -> dict[str, Any]:
         changed = (now != before).nonzero()[:, 0]
         p = (trajectory.log_p[f].double().exp() * 1000).round().nan_to_num(-1.0).long().tolist()
         moves = [[int(i), int(now[i]), int(trajectory.moved[f, i])] for i in changed]
-        frames.append(
-            {"step": moment.step, "t": round(moment.t, 6), "s": round(moment.s, 6), "moves": moves, "p": p}
-        )
+        frames.append({"step": moment.step, "t": round(moment.t, 6), "s": round(moment.s, 6), "moves": moves, "p": p})
         before = now
     return {"start": trajectory.start.tolist(), "frames": frames}

@@ -74,9 +74,7 @@ def world(kind: str = "auto", device: str | None = None) -> Iterator[World]:
         yield World(device=place)
         return
     if kind == "none":
-        raise UserError(
-            f"parallel is none and torchrun started {size} processes: set it to ddp or fsdp.", "parallel"
-        )
+        raise UserError(f"parallel is none and torchrun started {size} processes: set it to ddp or fsdp.", "parallel")
     dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
     try:
         chosen: Kind = "fsdp" if kind == "fsdp" else "ddp"
@@ -111,9 +109,7 @@ class LossModule(nn.Module):
             self.add_module(name, module)
         self.objective, self.ranks = objective, ranks
 
-    def forward(
-        self, tokens: Tensor, documents: Tensor | None, part: BatchSlice, report: bool = False
-    ) -> Loss:
+    def forward(self, tokens: Tensor, documents: Tensor | None, part: BatchSlice, report: bool = False) -> Loss:
         """The loss of this slice, or with `report` the number to report; gradients are averaged over ranks later."""
         compute = self.objective.evaluate if report else self.objective.loss
         loss = compute(self.network, tokens, documents, part)

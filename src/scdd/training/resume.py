@@ -59,11 +59,7 @@ class Checkpoints:
             )
 
     def save(
-        self,
-        step: int,
-        weights: Mapping[str, Tensor],
-        tensors: Mapping[str, Tensor],
-        facts: Mapping[str, Any],
+        self, step: int, weights: Mapping[str, Tensor], tensors: Mapping[str, Tensor], facts: Mapping[str, Any]
     ) -> Path:
         """Write the checkpoint of `step` with all ranks and drop the oldest beyond `keep`.
 
@@ -76,9 +72,7 @@ class Checkpoints:
                 target,
                 replace(self.identity, step=step, tokens=int(facts.get("tokens", 0))),
                 weights,
-                more=lambda temporary: self._write(
-                    self.world.broadcast(str(temporary / RESUME)), tensors, facts
-                ),
+                more=lambda temporary: self._write(self.world.broadcast(str(temporary / RESUME)), tensors, facts),
             )
             for old in self._all()[: -self.keep]:
                 shutil.rmtree(old, ignore_errors=True)
@@ -104,9 +98,7 @@ class Checkpoints:
             else:
                 _read_plain(folder / STATE, flat)
         except (OSError, KeyError, SafetensorError) as error:
-            raise UserError(
-                f"{folder} is damaged ({error}): delete {checkpoint} to use the one before."
-            ) from error
+            raise UserError(f"{folder} is damaged ({error}): delete {checkpoint} to use the one before.") from error
         return facts
 
     def _check_identity(self, checkpoint: Path) -> None:
@@ -137,9 +129,7 @@ class Checkpoints:
             self.world.wait()
             _write_shards(folder, _flat(tensors))
         elif self.world.is_main:
-            save_file(
-                {name: t.detach().cpu().contiguous() for name, t in _flat(tensors).items()}, folder / STATE
-            )
+            save_file({name: t.detach().cpu().contiguous() for name, t in _flat(tensors).items()}, folder / STATE)
 
 
 def size_of(tensors: Mapping[str, Tensor]) -> int:

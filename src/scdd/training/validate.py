@@ -12,9 +12,7 @@ from scdd.objectives.base import BatchSlice, Estimate, RatioMeter
 from scdd.training.parallel import Parallel
 
 
-def validate(
-    parallel: Parallel, batches: Iterable[Batch], seed: int, rows: int, micro: int | None = None
-) -> Estimate:
+def validate(parallel: Parallel, batches: Iterable[Batch], seed: int, rows: int, micro: int | None = None) -> Estimate:
     """Nats per token over `batches` of `rows` rows on all ranks together; a rank takes `micro` rows at a time.
 
     The noise is a function of the seed alone: two calls differ by the weights only, so curves are smooth and
@@ -29,10 +27,7 @@ def validate(
             documents = None if batch.documents is None else batch.documents[piece]
             losses.append(parallel.report(batch.tokens[piece], documents, part))
         if batch.real:
-            nats, tokens = (
-                torch.cat([loss.nats for loss in losses]),
-                torch.cat([loss.tokens for loss in losses]),
-            )
+            nats, tokens = (torch.cat([loss.nats for loss in losses]), torch.cat([loss.tokens for loss in losses]))
             meter.add(nats[: batch.real], tokens[: batch.real])
     world.reduce(meter.sums)
     return meter.estimate()

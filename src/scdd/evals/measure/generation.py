@@ -36,9 +36,7 @@ def usual_num(device: torch.device) -> int:
     return 1024 if device.type == "cuda" else 64
 
 
-def draw(
-    context: MeasureContext, model: EvalModel, spec: SamplingSpec, follow: bool = True
-) -> list[WalkedRow]:
+def draw(context: MeasureContext, model: EvalModel, spec: SamplingSpec, follow: bool = True) -> list[WalkedRow]:
     """All samples of `spec` in their frames, complete on every rank."""
     plan, mask = sampling_plan(model, spec, context.batch_size), model.tokenizer.mask_id
     row = model.framed([mask] * text_length(model.lm, spec))
@@ -174,9 +172,7 @@ def measure_correction(
 def benefit(before: Sequence[TextNats], after: Sequence[TextNats]) -> dict[str, Any]:
     """Nats a token that the corrections gain, text by text; positive is better."""
     pairs = [
-        (b.nats / b.tokens, a.nats / a.tokens)
-        for b, a in zip(before, after, strict=True)
-        if b.tokens and a.tokens
+        (b.nats / b.tokens, a.nats / a.tokens) for b, a in zip(before, after, strict=True) if b.tokens and a.tokens
     ]
     old, new = [b for b, _ in pairs], [a for _, a in pairs]
     return {**stats.mean([b - a for b, a in pairs])._asdict(), "p": stats.paired_t(old, new)}

@@ -77,9 +77,7 @@ def measure_denoised(
     model.diffusion("cannot mend a text: compare diffusion models")
     forward = noise.diffusion("cannot mend a text: compare diffusion models")
     if model.tokenizer.hash != noise.tokenizer.hash:
-        raise UserError(
-            f"{model.label} and {noise.label} have other tokenizers: the same noise is not the same text."
-        )
+        raise UserError(f"{model.label} and {noise.label} have other tokenizers: the same noise is not the same text.")
     choices = {"top_p": matched.top_p, "grid": "uniform", **chosen}
     spec = SamplingSpec(1, matched.nfe, derive_seed(matched.seed, "walk"), **choices)
 
@@ -102,9 +100,7 @@ def measure_denoised(
     return context.store.measurement("denoised", model, settings, run, rows.name)
 
 
-def prompts(
-    first: Sequence[str], second: Sequence[str], seed: int
-) -> tuple[list[str], list[str], list[bool]]:
+def prompts(first: Sequence[str], second: Sequence[str], seed: int) -> tuple[list[str], list[str], list[bool]]:
     """(Grading prompts of all first then all second texts, pairing prompts, whether the first text is shown as A)."""
     grade = (ASSETS / "judge.txt").read_text(encoding="utf-8")
     choose = (ASSETS / "winner.txt").read_text(encoding="utf-8")
@@ -118,10 +114,7 @@ def prompts(
 
 
 def estimate_cost(
-    client: JudgeClient,
-    grading: Sequence[str],
-    pairing: Sequence[str],
-    prices: tuple[float, float] | None = None,
+    client: JudgeClient, grading: Sequence[str], pairing: Sequence[str], prices: tuple[float, float] | None = None
 ) -> CostEstimate:
     """Calls and tokens still to pay for; `prices` are for a million prompt and answer tokens."""
     grades, pairs = ([p for p in prompts if not client.known(p)] for prompts in (grading, pairing))
@@ -132,11 +125,7 @@ def estimate_cost(
 
 
 def verdict(
-    client: JudgeClient,
-    first: Sequence[str],
-    second: Sequence[str],
-    seed: int = 0,
-    watch: Watch = unwatched,
+    client: JudgeClient, first: Sequence[str], second: Sequence[str], seed: int = 0, watch: Watch = unwatched
 ) -> dict[str, Any]:
     """Scores by aspect with paired t-tests, and the wins of the first with a binomial test; ties are counted apart."""
     grading, pairing, order = prompts(first, second, seed)

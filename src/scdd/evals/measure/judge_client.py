@@ -71,7 +71,9 @@ class JudgeClient:
                 data = parse(answer)
             except ValueError as error:
                 wrong = str(error)
-                complaint = f"That was not the JSON that was asked for ({wrong}). Answer again with the JSON and nothing else."
+                complaint = (
+                    f"That was not the JSON that was asked for ({wrong}). Answer again with the JSON and nothing else."
+                )
                 again = {"role": "user", "content": complaint}
                 messages = [question, {"role": "assistant", "content": answer}, again]
                 continue
@@ -93,9 +95,7 @@ class JudgeClient:
                     self._client = openai.OpenAI(base_url=self.server.base_url, timeout=self.server.timeout)
             heat = self.server.temperature
             options: dict[str, Any] = {} if heat is None else {"temperature": heat}
-            answer = self._client.chat.completions.create(
-                model=self.server.model, messages=messages, **options
-            )
+            answer = self._client.chat.completions.create(model=self.server.model, messages=messages, **options)
         except openai.OpenAIError as error:  # the client has already tried again where that may help
             raise UserError(
                 f"The judge at {self.server.base_url or 'the default address'} refused ({reason(error)}): check the address, "

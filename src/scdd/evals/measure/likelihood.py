@@ -53,9 +53,7 @@ class NelboEstimator:
         if self.looks < REPLICATES or self.looks % REPLICATES:
             raise UserError(f"looks is {self.looks}: give an even number of at least 2, for the error bars.")
         if self.steps is not None and self.steps < 2:
-            raise UserError(
-                f"The grid has {self.steps} steps: give at least 2, or leave it out for continuous time."
-            )
+            raise UserError(f"The grid has {self.steps} steps: give at least 2, or leave it out for continuous time.")
         if self.convention not in ("exact", "reference"):
             raise UserError(f"The convention is {self.convention!r}: choose exact or reference.")
         if self.convention == "reference" and self.steps is None:

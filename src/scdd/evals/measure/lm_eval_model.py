@@ -60,12 +60,8 @@ class ScddLM(LM):  # type: ignore[misc, unused-ignore]
         places: dict[str, list[int]] = {}
         for i, request in enumerate(requests):
             places.setdefault(f"{request.task_name}/{request.doc_id}", []).append(i)
-        questions = [
-            Question(key, tuple("".join(requests[i].args) for i in group)) for key, group in places.items()
-        ]
-        scored = answers(
-            self.model, questions, self.passes, self.seed, self.batch_size, self.world, self.watch
-        )
+        questions = [Question(key, tuple("".join(requests[i].args) for i in group)) for key, group in places.items()]
+        scored = answers(self.model, questions, self.passes, self.seed, self.batch_size, self.world, self.watch)
         scores: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
         for group, row in zip(places.values(), scored, strict=True):
             for i, answer in zip(group, row, strict=True):
@@ -83,9 +79,7 @@ class ScddLM(LM):  # type: ignore[misc, unused-ignore]
             rows = [model.framed(tokens[i : i + room]) for i in range(0, len(tokens), room)]
             first = noise_index(self.seed, f"{request.task_name}/{request.doc_id}")
             indices = range(first, first + len(rows))
-            nats = likelihood(
-                model.sampled.denoiser, model.process, rows, estimator, indices, self.batch_size
-            )
+            nats = likelihood(model.sampled.denoiser, model.process, rows, estimator, indices, self.batch_size)
             scores.append(-sum(row.mean for row in nats))
         return scores
 

@@ -38,12 +38,7 @@ def mauve(
         curve = package.compute_mauve(p_features=p, q_features=q, seed=seed, verbose=False)
         # Where both histograms are the same, the package's curve is a point and its area, a rounding error's, may be 0.5.
         scores.append(1.0 if np.allclose(curve.p_hist, curve.q_hist) else float(curve.mauve))
-    return {
-        **stats.mean(scores)._asdict(),
-        "seeds": list(seeds),
-        "scores": scores,
-        "features": reference.name,
-    }
+    return {**stats.mean(scores)._asdict(), "seeds": list(seeds), "scores": scores, "features": reference.name}
 
 
 def measure_mauve(

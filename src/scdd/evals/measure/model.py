@@ -134,9 +134,7 @@ def open_model(
     if changes:
         identity["changes"] = list(changes)
     place = lm.name if isinstance(source, LM) else source
-    return EvalModel(
-        label or ("bundled" if place is None else Path(place).name or str(place)), lm, identity, recipe
-    )
+    return EvalModel(label or ("bundled" if place is None else Path(place).name or str(place)), lm, identity, recipe)
 
 
 def weights_hash(lm: LM) -> str:

@@ -38,9 +38,7 @@ class Repaired(NamedTuple):
 def corrupt(x: Tensor, count: int, vocab: Vocab, source: CounterRNG, frozen: Tensor) -> tuple[Tensor, Tensor]:
     """(Rows with `count` positions replaced by a uniformly drawn other token, where); frozen positions stay."""
     if int((~frozen).sum(1).min()) < count:
-        raise UserError(
-            f"{count} tokens are to be corrupted, and a row has fewer: use longer rows or a smaller K."
-        )
+        raise UserError(f"{count} tokens are to be corrupted, and a row has fewer: use longer rows or a smaller K.")
     order = torch.where(frozen, 2.0, uniforms(x.shape, source)).argsort(1).argsort(1)
     hit = order < count
     ordinal = integers(vocab.K - 1, x.shape, source)  # of the K − 1 tokens that are not x
@@ -49,11 +47,7 @@ def corrupt(x: Tensor, count: int, vocab: Vocab, source: CounterRNG, frozen: Ten
 
 
 def recover(
-    model: Model,
-    rows: StartRows,
-    spec: RecoverySpec,
-    batch_size: int = 16,
-    watch: Watch = unwatched,
+    model: Model, rows: StartRows, spec: RecoverySpec, batch_size: int = 16, watch: Watch = unwatched
 ) -> Repaired:
     """Corrupt tokens of each clean row and let the model mend them."""
     clean, frozen, indices = rows
@@ -130,11 +124,7 @@ def _words(
 
 
 def measure_recovery(
-    context: MeasureContext,
-    model: EvalModel,
-    rows: Rows,
-    spec: RecoverySpec,
-    reference: ReferenceLM | None = None,
+    context: MeasureContext, model: EvalModel, rows: Rows, spec: RecoverySpec, reference: ReferenceLM | None = None
 ) -> Measurement:
     """Corrupt tokens of each row and mend them (`tab:exact-recovery`). All rows must be of one length."""
 
@@ -153,11 +143,7 @@ def measure_recovery(
 
 
 def measure_typos(
-    context: MeasureContext,
-    model: EvalModel,
-    rows: Rows,
-    spec: RecoverySpec,
-    reference: ReferenceLM | None = None,
+    context: MeasureContext, model: EvalModel, rows: Rows, spec: RecoverySpec, reference: ReferenceLM | None = None
 ) -> Measurement:
     """The same with real typing errors in the text that each row begins with, scored by words."""
     # cut so that the errors' extra tokens still fit the context
@@ -200,9 +186,7 @@ def _shown(
     return {**about, "judge": reference.name, **dict(zip(names, ppl, strict=True))}
 
 
-def _settings(
-    model: EvalModel, texts: Any, spec: RecoverySpec, reference: ReferenceLM | None
-) -> dict[str, Any]:
+def _settings(model: EvalModel, texts: Any, spec: RecoverySpec, reference: ReferenceLM | None) -> dict[str, Any]:
     """What was asked, as plain data; refused of a model whose reverse process changes no visible token."""
     if not model.has_uniform_noise:
         raise UserError(

@@ -30,9 +30,7 @@ from scdd.evals.measure.store import MeasureContext, shared
 from scdd.lm.run import Window, windows
 
 LONGEST = 2048  # for models that do not say how much they can read
-CAUSAL = (
-    "a causal language model's hub name, folder or .gguf file, or one of our own autoregressive checkpoints"
-)
+CAUSAL = "a causal language model's hub name, folder or .gguf file, or one of our own autoregressive checkpoints"
 
 
 class TextNats(NamedTuple):
@@ -164,9 +162,7 @@ def _loaded(name: str, device: torch.device) -> tuple[Any, Any]:
             tokenizer = transformers.AutoTokenizer.from_pretrained(**where)
             model = transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
     except Exception as error:  # a wrong name, no connection, a damaged file: the cure is the same
-        raise UserError(
-            f"The reference LM {name} cannot be loaded ({reason(error)}): give {CAUSAL}."
-        ) from error
+        raise UserError(f"The reference LM {name} cannot be loaded ({reason(error)}): give {CAUSAL}.") from error
     return model.to(device).eval(), tokenizer
 
 

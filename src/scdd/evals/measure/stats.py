@@ -57,9 +57,7 @@ def bootstrap(
     return float(low), float(high)
 
 
-def perplexity(
-    nats: Sequence[float] | Array, tokens: Sequence[float] | Array, seed: int = 0
-) -> dict[str, Any]:
+def perplexity(nats: Sequence[float] | Array, tokens: Sequence[float] | Array, seed: int = 0) -> dict[str, Any]:
     """exp(Σ nats / Σ tokens) over texts, with error and bootstrap interval."""
     a, k = np.asarray(nats, dtype=np.float64), np.asarray(tokens, dtype=np.float64)
     per_token = ratio(a, k)
@@ -89,9 +87,7 @@ def binomial(wins: int, count: int) -> float:
     return float(_scipy().binomtest(wins, count).pvalue) if count else math.nan
 
 
-def difference(
-    a: tuple[Sequence[float], Sequence[float]], b: tuple[Sequence[float], Sequence[float]]
-) -> float:
+def difference(a: tuple[Sequence[float], Sequence[float]], b: tuple[Sequence[float], Sequence[float]]) -> float:
     """p of the two-sided test that two ratios Σnats/Σtokens over independent texts are equal (normal limit)."""
     first, second = ratio(*a), ratio(*b)
     error = math.hypot(first.error, second.error)

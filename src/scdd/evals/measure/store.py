@@ -93,9 +93,7 @@ class Store:
         """
         asked = {"model": model.identity, **_plain(settings)}
         path = self.folder / FOLDER / f"{kind}-{digest(kind, asked)}.json"
-        stored = self.world.broadcast(
-            path.read_text(encoding="utf-8") if self.world.is_main and path.is_file() else ""
-        )
+        stored = self.world.broadcast(path.read_text(encoding="utf-8") if self.world.is_main and path.is_file() else "")
         if stored:
             return self._renamed(parsed(stored, path), path, model.label, text)
         self._asked.add(path)

@@ -67,9 +67,7 @@ def rows(
     count = source.n_tokens // inner if whole else -(-source.n_tokens // inner)
     count = count if limit is None else min(limit, count)
     if count < 1:
-        raise UserError(
-            f"The text has {source.n_tokens} tokens, too few for a row of {length}: give more text."
-        )
+        raise UserError(f"The text has {source.n_tokens} tokens, too few for a row of {length}: give more text.")
     stop = min(count * inner, source.n_tokens)
     tokens = source.read(0, stop).tolist()
     bos, eos, starts = tokenizer.bos_id, tokenizer.eos_id, range(0, stop, inner)
@@ -105,9 +103,7 @@ def _validation(model: EvalModel) -> tuple[TokenStream, str]:
     try:
         held = build.corpus(spec, model.tokenizer.to_str()).valid
     except UserError as error:
-        raise UserError(
-            f"The validation data of {model.label} cannot be had, so name a text ({error})"
-        ) from error
+        raise UserError(f"The validation data of {model.label} cannot be had, so name a text ({error})") from error
     if held is None:
         raise UserError(f"The data of {model.label} has no validation split: name a text.")
     return held, f"{Path(spec.data.path).name} (validation)"

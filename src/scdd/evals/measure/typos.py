@@ -70,9 +70,7 @@ def mistype(text: str, count: int, seed: int = 0) -> list[Piece]:
     """`text` with `count` errors of all kinds in turn, at words of four letters or more that do not touch each other."""
     rng = Random(seed)
     words = PIECE.findall(text)
-    places = [
-        i for i in range(1, len(words) - 1) if len(words[i].strip()) >= 4 and words[i].strip().isalpha()
-    ]
+    places = [i for i in range(1, len(words) - 1) if len(words[i].strip()) >= 4 and words[i].strip().isalpha()]
     rng.shuffle(places)
     pieces: list[list[Piece]] = [[Piece(word, word)] for word in words]
     taken: set[int] = set()
@@ -101,10 +99,7 @@ def _spoilt(words: list[str], i: int, kind: str, rng: Random) -> dict[int, list[
         if here.strip() == after.strip():
             return None
         space, next_space = here[: -len(here.strip())], after[: -len(after.strip())]
-        return {
-            i: [Piece(space + after.strip(), here, kind)],
-            i + 1: [Piece(next_space + here.strip(), after, kind)],
-        }
+        return {i: [Piece(space + after.strip(), here, kind)], i + 1: [Piece(next_space + here.strip(), after, kind)]}
     word = here.strip()
     typed = CHARACTERS[kind](word, rng)
     return None if typed == word else {i: [Piece(here.replace(word, typed), here, kind)]}

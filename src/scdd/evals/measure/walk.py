@@ -118,9 +118,7 @@ def settled(spec: SamplingSpec, lm: LM) -> dict[str, Any]:
 
 
 def _without(defaults: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: value for name, value in settings.items() if name not in defaults or value != defaults[name]
-    }
+    return {name: value for name, value in settings.items() if name not in defaults or value != defaults[name]}
 
 
 def _sampler_settings(lm: LM, sampler: str | Sampler | None) -> dict[str, Any]:
@@ -135,9 +133,7 @@ def _sampler_settings(lm: LM, sampler: str | Sampler | None) -> dict[str, Any]:
     return {"sampler": sampler_name(section), "options": options}
 
 
-def sampling_plan(
-    model: EvalModel, spec: SamplingSpec, batch_size: int, start: float | None = None
-) -> SamplingPlan:
+def sampling_plan(model: EvalModel, spec: SamplingSpec, batch_size: int, start: float | None = None) -> SamplingPlan:
     """The sampler, times and filters that `spec` means, with as many steps as its evaluations allow.
 
     `start` is the time at which the walk begins, where it is not the recipe's.
@@ -192,12 +188,7 @@ def walk(
 
 @torch.no_grad()
 def repaired(
-    model: Model,
-    repair: Repair,
-    rows: StartRows,
-    seed: int = 0,
-    batch_size: int = 1,
-    watch: Watch = unwatched,
+    model: Model, repair: Repair, rows: StartRows, seed: int = 0, batch_size: int = 1, watch: Watch = unwatched
 ) -> list[list[int]]:
     """The rows after the repair."""
     z, frozen, _ = rows

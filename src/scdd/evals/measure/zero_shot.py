@@ -94,9 +94,7 @@ def measure_zero_shot(
         except ModuleNotFoundError as error:
             raise UserError(f"Zero-shot accuracy needs {error.name}: pip install 'scdd[eval]'.") from error
         scorer = adapter.ScddLM.of(model, passes, seed, context)
-        known = import_module("lm_eval.tasks").TaskManager(
-            include_path=str(benchmarks.TASKS), metadata=metadata
-        )
+        known = import_module("lm_eval.tasks").TaskManager(include_path=str(benchmarks.TASKS), metadata=metadata)
         plain = {"bootstrap_iters": 0, "log_samples": False, "task_manager": known}
         try:
             outcome = harness.simple_evaluate(scorer, tasks=wanted, limit=limit, **plain)

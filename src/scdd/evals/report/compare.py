@@ -37,9 +37,7 @@ def by_budget(measurements: Sequence[Measurement]) -> Grid:
 def generation_table(grid: Grid, corpus: str = "OWT", among: str = "") -> Table:
     """`tab:genppl-comparison`; `among` tells it from other tables of its kind."""
     budgets = _budgets(grid)
-    best = {
-        n: best_of({label: row[n] for label, row in grid.items() if fair(grid, label, n)}) for n in budgets
-    }
+    best = {n: best_of({label: row[n] for label, row in grid.items() if fair(grid, label, n)}) for n in budgets}
 
     def entry(label: str, n: int, one: Measurement) -> Entry:
         shown = with_error(one.result["ppl"], one.result["error"]) + _mark(one, n)
@@ -88,8 +86,7 @@ def _rows(grid: Grid, entry: Callable[[str, int, Measurement], Entry]) -> list[l
     """A row a system, an entry a budget."""
     budgets = _budgets(grid)
     return [
-        entries(label, *(entry(label, n, row[n]) if n in row else NONE for n in budgets))
-        for label, row in grid.items()
+        entries(label, *(entry(label, n, row[n]) if n in row else NONE for n in budgets)) for label, row in grid.items()
     ]
 
 
@@ -126,9 +123,7 @@ def _difference(one: Measurement, other: Measurement) -> float:
 
 def degenerate(grid: Grid, nfe: int) -> set[str]:
     """Systems whose texts at this budget are far less varied than is usual there: Gen PPL is no measure of those."""
-    entropies = {
-        label: row[nfe].result["diversity"]["entropy"]["value"] for label, row in grid.items() if nfe in row
-    }
+    entropies = {label: row[nfe].result["diversity"]["entropy"]["value"] for label, row in grid.items() if nfe in row}
     usual = median_high(entropies.values()) if entropies else 0.0
     return {label for label, value in entropies.items() if value < usual - FAR}
 

@@ -36,9 +36,7 @@ def text_of(measurement: Measurement) -> str:
     return str(measurement.made.get("text") or f"text {mark[:SHORT]}")
 
 
-def grouped(
-    measurements: Iterable[Measurement], key: Callable[[Measurement], Key]
-) -> dict[Key, list[Measurement]]:
+def grouped(measurements: Iterable[Measurement], key: Callable[[Measurement], Key]) -> dict[Key, list[Measurement]]:
     """Measurements of one key together, in the order in which keys come."""
     groups: dict[Key, list[Measurement]] = {}
     for one in measurements:

@@ -90,9 +90,7 @@ def _provenance(measurements: Sequence[Measurement], full: bool) -> list[str]:
 
 def quoted(caption: str, text: str) -> str:
     """A text as a quotation that Markdown leaves as it is, line by line."""
-    lines = [
-        re.sub(r"^(\d*)([-+>.)])|([\[\]#])", r"\1\\\2\3", escaped(line.strip())) for line in text.splitlines()
-    ]
+    lines = [re.sub(r"^(\d*)([-+>.)])|([\[\]#])", r"\1\\\2\3", escaped(line.strip())) for line in text.splitlines()]
     shown = "  \n> ".join(line for line in lines if line)
     return (f"{escaped(caption)}:\n\n" if caption else "") + f"> {shown}\n"
 

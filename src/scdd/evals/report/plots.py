@@ -21,18 +21,7 @@ from scdd.evals.report.summaries import Point, pareto
 
 INK = "#123456"  # a stand-in that becomes the page's colour
 # As many marks as colours but one: a colour that comes again has another mark.
-COLOURS = [
-    "#1f8ac0",
-    "#d9662b",
-    "#2a9d6f",
-    "#b5589a",
-    "#b58900",
-    "#7a77d1",
-    "#c04a4a",
-    "#6d8b1f",
-    "#8a7462",
-    "#d65f8f",
-]
+COLOURS = ["#1f8ac0", "#d9662b", "#2a9d6f", "#b5589a", "#b58900", "#7a77d1", "#c04a4a", "#6d8b1f", "#8a7462", "#d65f8f"]
 MARKS = "os^DvPX<*>p"
 KEYS = ("solid: ", "dashed: ", "dotted: ")
 DASHES: tuple[Any, ...] = ("-", (0, (6, 1.5)), (0, (4, 1.5, 1, 1.5)), (0, (2, 1.2)))
@@ -155,9 +144,7 @@ def frontier_plot(measurements: Sequence[Measurement], among: str = "") -> Figur
         unfilled = {"linestyle": "none", "fillstyle": "none"}
         for name, on, look in ((f"{label}, {nfe} evaluations", True, {}), (None, False, unfilled)):
             group = [p for p in mine if (p in best) is on]
-            series.append(
-                Series(name, [p.entropy for p in group], [p.ppl for p in group], {**look, **style(i)})
-            )
+            series.append(Series(name, [p.entropy for p in group], [p.ppl for p in group], {**look, **style(i)}))
     labels = ("unigram entropy, nats (more diverse →)", "Gen PPL (better ↓)")
     return Figure(f"Quality and diversity{among}", labels, series, log_y=True)
 
@@ -186,10 +173,7 @@ def cumulative_plot(measurements: Sequence[Measurement]) -> Figure:
         every = max(1, len(x) // 8)
         look = {"markevery": (i % every, every), **style(i)}
         series += [Series(f"{label}, {longest} steps", x, own, look), Series(None, x, ideal, intrinsic(i))]
-    labels, limits = (
-        ("share of the walk", "share of all corrections"),
-        {"xlim": (0.0, 1.0), "ylim": (0.0, 1.02)},
-    )
+    labels, limits = (("share of the walk", "share of all corrections"), {"xlim": (0.0, 1.0), "ylim": (0.0, 1.02)})
     return Figure("Cumulative corrections", labels, [*series, key("dashed: intrinsic", "--")], limits=limits)
 
 
@@ -211,9 +195,7 @@ def recovery_plot(measurements: Sequence[Measurement], among: str = "") -> Figur
 def training_plot(curves: dict[str, list[tuple[int, float, float]]]) -> Figure:
     """Validation NELBO against training steps, from metrics.jsonl."""
     columns = {label: list(zip(*curve, strict=True)) for label, curve in curves.items()}
-    series = [
-        Series(label, x, y, lines(i), error) for i, (label, (x, y, error)) in enumerate(columns.items())
-    ]
+    series = [Series(label, x, y, lines(i), error) for i, (label, (x, y, error)) in enumerate(columns.items())]
     return Figure("Validation during training", ("training step", "validation NELBO, nats per token"), series)
 
 

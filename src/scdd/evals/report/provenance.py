@@ -87,9 +87,7 @@ def numbers(measurements: Sequence[Measurement]) -> Table:
         labels = listed(each.label for each in group)
         rows.append(entries(labels, kind, mark, date, f"{seconds:.0f} s", places, _asked(one)))
     head = ["system", "kind", "cell", "date", "time", "made in", "settings"]
-    notes = [
-        "Cells are files, cells/KIND-CELL.json in the folder of the results; the time includes drawing the texts."
-    ]
+    notes = ["Cells are files, cells/KIND-CELL.json in the folder of the results; the time includes drawing the texts."]
     return Table("Behind every number", head, rows, notes)
 
 

@@ -33,9 +33,7 @@ def gather(runs: Sequence[str | Path]) -> list[Measurement]:
         for one in sorted(read_measurements(run), key=lambda one: str(one.made["date"])):
             different.setdefault((one.kind, one.hash), one)
     if not different and not training_curves(runs):
-        raise UserError(
-            f"{', '.join(map(str, runs))} holds no measurements: let `scdd eval …` write there first."
-        )
+        raise UserError(f"{', '.join(map(str, runs))} holds no measurements: let `scdd eval …` write there first.")
     return [replace(one, label=label) for one in different.values() for label in one.labels]
 
 
@@ -51,9 +49,7 @@ def training_curves(runs: Sequence[str | Path]) -> dict[str, list[tuple[int, flo
     return curves
 
 
-def sections(
-    measurements: Sequence[Measurement], corpus: str = "OWT", against: Sequence[str] = ()
-) -> list[Section]:
+def sections(measurements: Sequence[Measurement], corpus: str = "OWT", against: Sequence[str] = ()) -> list[Section]:
     """Everything that the measurements can tell, in the paper's order; systems in `against` beside each other one."""
     compare.check_names(against, measurements)
     by_kind = grouped(measurements, lambda one: one.kind)
@@ -65,9 +61,7 @@ def sections(
         "recovery": _recovery,
         "typos": lambda group: Section("Typing errors", _recovery(group).tables),
         "zero-shot": lambda group: Section("Zero-shot", [summaries.zero_shot_table(group)]),
-        "judge": lambda group: Section(
-            "LLM as judge", [summaries.judge_table(pair) for pair in judged_pairs(group)]
-        ),
+        "judge": lambda group: Section("LLM as judge", [summaries.judge_table(pair) for pair in judged_pairs(group)]),
     }
     return [build(by_kind[kind]) for kind, build in builders.items() if kind in by_kind]
 

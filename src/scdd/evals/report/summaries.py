@@ -42,9 +42,7 @@ def correction_table(measurements: Sequence[Measurement]) -> Table:
     return Table("Self-correction", head, rows, notes)
 
 
-def _ordered(
-    measurements: Sequence[Measurement], place: Callable[[Measurement], Any]
-) -> list[tuple[Measurement, str]]:
+def _ordered(measurements: Sequence[Measurement], place: Callable[[Measurement], Any]) -> list[tuple[Measurement, str]]:
     """Measurements with their names: systems in the order in which they came, each by its place."""
     systems = list(dict.fromkeys(one.label for one in measurements))
     named = list(zip(measurements, distinct_names(measurements, place), strict=True))
@@ -96,9 +94,7 @@ def recovery_table(measurements: Sequence[Measurement], among: str = "") -> Tabl
             "[ ] is the paper's value: SCDD (p_u=0.2) on OWT, judged by GPT-2 large, x_θ probably cut to its nucleus before the step."
         )
     if scored:
-        notes.append(
-            f"PPL under {listed(one.result['judge'] for one in measurements if 'judge' in one.result)}."
-        )
+        notes.append(f"PPL under {listed(one.result['judge'] for one in measurements if 'judge' in one.result)}.")
     title = "Recovery from typing errors" if typing else "Recovery of random tokens"
     return Table(title + among, head, rows, notes)
 
@@ -134,9 +130,7 @@ def zero_shot_table(measurements: Sequence[Measurement]) -> Table:
         mean = sum(task["acc"] for task in tasks.values()) / len(tasks)
         whole = beside.get(papers_mean) if columns == papers_tasks else None
         rows.append(entries(one.label, *row, Entry(f"{100 * mean:.2f}", paper=whole)))
-    notes = [
-        "Percent of questions whose best-scored answer is right; [ ] is the paper's. ± is over the questions."
-    ]
+    notes = ["Percent of questions whose best-scored answer is right; [ ] is the paper's. ± is over the questions."]
     return Table("Zero-shot accuracy", ["system", *columns, *more, "mean"], rows, notes)
 
 

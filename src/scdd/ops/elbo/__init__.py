@@ -70,9 +70,7 @@ class _Elbo(torch.autograd.Function):
         for part in chunks(hidden.shape[0], weight.shape[0], hidden):
             logits = raw_logits(hidden[part], compute, compute_bias)
             cut = ElboCoefficients(*(field[part] for field in rows))
-            losses[part] = row_loss(
-                logits, input_bias, x[part], z_t[part], cut, head.vocab.mask_id, any(need)
-            )
+            losses[part] = row_loss(logits, input_bias, x[part], z_t[part], cut, head.vocab.mask_id, any(need))
             if any(need):
                 grads.add(part, logits, hidden[part], compute, z_t[part])
         ctx.save_for_backward(*grads.results())
@@ -89,21 +87,14 @@ class _Gradients:
     """Accumulators of the four gradients, float32 for everything that sums over chunks."""
 
     def __init__(
-        self,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        input_bias: Tensor | None,
-        need: tuple[bool, ...],
+        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, input_bias: Tensor | None, need: tuple[bool, ...]
     ) -> None:
         wants = dict(zip(("hidden", "weight", "bias", "input_bias"), need, strict=True))
         self.hidden = torch.empty_like(hidden) if wants["hidden"] else None
         self.weight: Tensor | None = None
         self.wants_weight, self.weight_dtype = wants["weight"], weight.dtype
         self.bias = torch.zeros_like(bias) if bias is not None and wants["bias"] else None
-        self.input_bias = (
-            torch.zeros_like(input_bias) if input_bias is not None and wants["input_bias"] else None
-        )
+        self.input_bias = torch.zeros_like(input_bias) if input_bias is not None and wants["input_bias"] else None
 
     def add(self, part: slice, grad: Tensor, hidden: Tensor, weight: Tensor, z_t: Tensor) -> None:
         """Fold in one chunk, `grad` the gradient of its logits."""

@@ -40,9 +40,7 @@ def row_loss(
     return losses
 
 
-def _gradient(
-    p: Tensor, share: Tensor | None, w_o: Tensor, x: Tensor, seen: Tensor, g_x: Tensor, g_z: Tensor
-) -> None:
+def _gradient(p: Tensor, share: Tensor | None, w_o: Tensor, x: Tensor, seen: Tensor, g_x: Tensor, g_z: Tensor) -> None:
     """p becomes g_x·(1_x − p) + g_z·(1_z − p) − w_o·(ρ_v − p·Σρ), ρ_v = r·p_v/(1 + r·p_v)."""
     total = g_x + g_z
     if share is not None:
@@ -67,9 +65,7 @@ def closed_form(
     y = torch.where(same, log_mixture(log_p_z, rows.log_r_t), gain_t)
     y = torch.where(used, y, 0.0)
     floored = torch.where(floor, rows.w_z * gain_z + rows.w_o * (S - gain_x), 0.0)
-    losses = (
-        -rows.w_x * log_mixture(log_p_x, rows.log_r) - floored + rows.w_t * y + rows.w_e * torch.expm1(-y)
-    )
+    losses = -rows.w_x * log_mixture(log_p_x, rows.log_r) - floored + rows.w_t * y + rows.w_e * torch.expm1(-y)
     slope_x, slope_z = torch.sigmoid(log_p_x + rows.log_r), torch.sigmoid(log_p_z + rows.log_r)
     slope_t = torch.sigmoid(log_p_z + rows.log_r_t)
     g_z = -rows.w_z * slope_z + torch.where(used, (rows.w_t - rows.w_e * torch.exp(-y)) * slope_t, 0.0)

@@ -28,9 +28,7 @@ class HeadStats(NamedTuple):
     logits: Tensor | None  # [N, Vp] as the fast path left them, or None where they would not fit
 
 
-def head_stats(
-    hidden: Tensor, head: Head, z_t: Tensor, filters: Filters = NO_FILTERS, impl: str = "auto"
-) -> HeadStats:
+def head_stats(hidden: Tensor, head: Head, z_t: Tensor, filters: Filters = NO_FILTERS, impl: str = "auto") -> HeadStats:
     """Statistics of x_θ after `filters` at hidden [N, D], z_t [N]; float32 (float64 from the reference)."""
     chosen = choose(impl, hidden)
     if chosen == "reference":

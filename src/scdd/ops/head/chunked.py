@@ -88,9 +88,7 @@ def _by_bins(scores: Tensor, least: Tensor, log_total: Tensor, top_p: float) -> 
     inside = bins == crossing
     best, where = torch.topk(scores.masked_fill(~inside, -torch.inf), int(inside.sum(1).max()), dim=1)
     before = better.gather(1, crossing)
-    threshold, kept = _crossing(
-        best, torch.where(best > -torch.inf, mass.gather(1, where), 0.0), least, top_p, before
-    )
+    threshold, kept = _crossing(best, torch.where(best > -torch.inf, mass.gather(1, where), 0.0), least, top_p, before)
     return threshold, kept
 
 
@@ -107,9 +105,7 @@ def _crossing(
     return threshold, (before + inside)[:, 0]
 
 
-def redraw(
-    hidden: Tensor, head: Head, u: Tensor, z_t: Tensor | None, filters: Filters
-) -> tuple[Tensor, Tensor]:
+def redraw(hidden: Tensor, head: Head, u: Tensor, z_t: Tensor | None, filters: Filters) -> tuple[Tensor, Tensor]:
     """(Tokens, log x_θ) at every row of `hidden`; only the draw itself is in float64."""
     weight, bias = compute_weights(hidden, head)
     tokens = torch.empty(hidden.shape[0], dtype=torch.int64, device=hidden.device)

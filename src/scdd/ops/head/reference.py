@@ -29,9 +29,7 @@ def forbid_mask(logits: Tensor, mask_id: int) -> Tensor:
     return logits.masked_fill(columns == mask_id, -torch.inf)
 
 
-def head_stats(
-    hidden: Tensor, head: Head, z_t: Tensor, filters: Filters = NO_FILTERS
-) -> tuple[Tensor, Tensor]:
+def head_stats(hidden: Tensor, head: Head, z_t: Tensor, filters: Filters = NO_FILTERS) -> tuple[Tensor, Tensor]:
     """(Log of the kept tokens' total weight, log x_θ(z_t) after the filters), [N] float64 each."""
     scores = logits(hidden, head, z_t)
     log_p = filtered(scores, filters)

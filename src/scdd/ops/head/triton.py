@@ -32,9 +32,7 @@ def filter_arguments(head: Head, filters: Filters, logits: Tensor) -> dict[str, 
     }
 
 
-def row_stats(
-    logits: Tensor, head: Head, z_t: Tensor, filters: Filters, log_total: Tensor, log_p_z: Tensor
-) -> None:
+def row_stats(logits: Tensor, head: Head, z_t: Tensor, filters: Filters, log_total: Tensor, log_p_z: Tensor) -> None:
     """Fill log_total [n] and log_p_z [n] at the visible rows of logits [n, Vp]; NaN and −∞ at the masked ones."""
     if logits.shape[0] == 0:
         return
@@ -179,9 +177,7 @@ def nucleus(
     cut, kept = search(base, z, input_bias, best, scale, budget, low, high, unknown, False, COLUMNS, KEY_BITS, HAS_INPUT_BIAS, BLOCK)  # fmt: skip
     threshold = score_of(cut - 1, KEY_BITS)
     if kept < 0.0:  # the search never moved its lower end
-        kept, _ = weight_from(
-            base, z, input_bias, best, scale, above_(threshold), COLUMNS, HAS_INPUT_BIAS, BLOCK
-        )
+        kept, _ = weight_from(base, z, input_bias, best, scale, above_(threshold), COLUMNS, HAS_INPUT_BIAS, BLOCK)
     return threshold, kept
 
 
@@ -216,17 +212,13 @@ def threshold_and_total(
         low, high = key_of(worst, KEY_BITS) - 1, key_of(best, KEY_BITS)
         cut, _ = search(base, z, input_bias, best, scale, top_k, low, high, unknown, True, COLUMNS, KEY_BITS, HAS_INPUT_BIAS, BLOCK)  # fmt: skip
         threshold = score_of(cut - 1, KEY_BITS)
-        kept, _ = weight_from(
-            base, z, input_bias, best, scale, above_(threshold), COLUMNS, HAS_INPUT_BIAS, BLOCK
-        )
+        kept, _ = weight_from(base, z, input_bias, best, scale, above_(threshold), COLUMNS, HAS_INPUT_BIAS, BLOCK)
         total2 = best * scale + tl.log2(kept)
     if TOP_P:
         cut, kept = nucleus(base, z, input_bias, best, scale, top_p, total2, least, best, COLUMNS, KEY_BITS, HAS_INPUT_BIAS, BLOCK)  # fmt: skip
         threshold = tl.maximum(threshold, cut)
         if TOP_K:  # the search knew nothing of the cut by count
-            kept, _ = weight_from(
-                base, z, input_bias, best, scale, above_(threshold), COLUMNS, HAS_INPUT_BIAS, BLOCK
-            )
+            kept, _ = weight_from(base, z, input_bias, best, scale, above_(threshold), COLUMNS, HAS_INPUT_BIAS, BLOCK)
         total2 = best * scale + tl.log2(kept)
     return best, above_(threshold), total2
 
@@ -260,9 +252,7 @@ def _row_stats(
         if TOP_P and not TOP_K:
             # most tokens need no search: a wrong one is cut by the weight above it, a sure one is the crossing itself
             best, total2 = log_sum_exp2(base, z, input_bias, scale, COLUMNS, HAS_INPUT_BIAS, BLOCK)
-            above, kept = weights_around(
-                base, z, input_bias, best, scale, here, COLUMNS, HAS_INPUT_BIAS, BLOCK
-            )
+            above, kept = weights_around(base, z, input_bias, best, scale, here, COLUMNS, HAS_INPUT_BIAS, BLOCK)
             budget = top_p * tl.exp2(total2 - best * scale)
             inside = above < budget
             if inside & (kept < budget):
@@ -270,19 +260,7 @@ def _row_stats(
             total2 = best * scale + tl.log2(kept)
         else:
             _, threshold, total2 = threshold_and_total(
-                base,
-                z,
-                input_bias,
-                top_p,
-                top_k,
-                least,
-                scale,
-                COLUMNS,
-                KEY_BITS,
-                HAS_INPUT_BIAS,
-                TOP_P,
-                TOP_K,
-                BLOCK,
+                base, z, input_bias, top_p, top_k, least, scale, COLUMNS, KEY_BITS, HAS_INPUT_BIAS, TOP_P, TOP_K, BLOCK
             )
             inside = here >= threshold
         log_p = (here * scale - total2) * LN2

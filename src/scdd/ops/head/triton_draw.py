@@ -71,25 +71,11 @@ def _row_draw(
             input_bias = tl.load(input_bias_).to(tl.float32)
             z = tl.load(z_ids + row).to(tl.int32)
         best, threshold, _ = threshold_and_total(
-            base,
-            z,
-            input_bias,
-            top_p,
-            top_k,
-            least,
-            scale,
-            COLUMNS,
-            KEY_BITS,
-            HAS_INPUT_BIAS,
-            TOP_P,
-            TOP_K,
-            BLOCK,
+            base, z, input_bias, top_p, top_k, least, scale, COLUMNS, KEY_BITS, HAS_INPUT_BIAS, TOP_P, TOP_K, BLOCK
         )
         total = tl.zeros((BLOCK,), tl.float64)
         for offset in range(0, COLUMNS, BLOCK):
-            total += kept_mass(
-                base, offset, z, input_bias, best, scale, threshold, COLUMNS, HAS_INPUT_BIAS, BLOCK
-            )
+            total += kept_mass(base, offset, z, input_bias, best, scale, threshold, COLUMNS, HAS_INPUT_BIAS, BLOCK)
         weight = tl.sum(total, 0)
         target = tl.load(uniforms + row).to(tl.float64) * weight
 
@@ -99,9 +85,7 @@ def _row_draw(
         last = 0
         for offset in range(0, COLUMNS, BLOCK):
             j = offset + tl.arange(0, BLOCK)
-            mass = kept_mass(
-                base, offset, z, input_bias, best, scale, threshold, COLUMNS, HAS_INPUT_BIAS, BLOCK
-            )
+            mass = kept_mass(base, offset, z, input_bias, best, scale, threshold, COLUMNS, HAS_INPUT_BIAS, BLOCK)
             passed = (before + tl.cumsum(mass, 0) > target) & (mass > 0.0)
             drawn = tl.minimum(drawn, tl.min(tl.where(passed, j, COLUMNS), 0))
             last = tl.maximum(last, tl.max(tl.where(mass > 0.0, j, 0), 0))

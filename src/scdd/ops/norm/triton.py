@@ -43,9 +43,7 @@ def _forward(x: Tensor, delta: Tensor, scale: Tensor, shift: Tensor) -> tuple[Te
 
 
 @library.triton_op("scdd::add_norm_backward", mutates_args=())
-def _backward(
-    total: Tensor, scale: Tensor, d_total: Tensor, d_normal: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def _backward(total: Tensor, scale: Tensor, d_total: Tensor, d_normal: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     total, scale, d_total, d_normal = (t.contiguous() for t in (total, scale, d_total, d_normal))
     width, groups = total.shape[-1], scale.shape[0]
     rows = total.numel() // width
@@ -83,9 +81,7 @@ def _normalised(x, j, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def _rows_forward(
-    x_, delta_, scale_, shift_, total_, normal_, group, WIDTH: tl.constexpr, BLOCK: tl.constexpr
-):
+def _rows_forward(x_, delta_, scale_, shift_, total_, normal_, group, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     j = tl.arange(0, BLOCK)
     inside = j < WIDTH

@@ -28,6 +28,4 @@ def update(slots: Slots, scale: Tensor, rates: Rates) -> None:
     torch._foreach_add_(spread, rates.epsilon)
     torch._foreach_addcdiv_(weights, first, spread, -rates.learning_rate / whole1)
     if shadow:
-        torch._foreach_lerp_(
-            shadow, [w.to(s.dtype) for w, s in zip(weights, shadow, strict=True)], rates.pull
-        )
+        torch._foreach_lerp_(shadow, [w.to(s.dtype) for w, s in zip(weights, shadow, strict=True)], rates.pull)
