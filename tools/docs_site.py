@@ -108,9 +108,7 @@ def _sections(path: str, node: dict[str, Any], whole: dict[str, Any], described:
         described.add(title)
         options = whole["$defs"][title]
         kind = options["properties"].get("kind", {})
-        kinds = (
-            [kind["const"]] if "const" in kind else kind.get("enum", ()) if "discriminator" in node else ()
-        )
+        kinds = [kind["const"]] if "const" in kind else kind.get("enum", ()) if "discriminator" in node else ()
         suffix = f", kind {' or '.join(f'`{each}`' for each in kinds)}" if kinds else ""
         yield f"### `{path}`{suffix} {{#{title}}}"
         others = [f"`{other}`" for other in dict.fromkeys(_paths(title, whole, whole)) if other != path]
@@ -156,13 +154,11 @@ def _key_table(section: dict[str, Any], whole: dict[str, Any]) -> str:
     for name, node in section["properties"].items():
         if name == "kind" and "const" in node:
             continue
-        default = "(must be given)"
+        default = "required"
         if "default" in node:
             value = _default(node["default"], node, whole)
-            default = f"`{value}`" if value else "(its own)"
-        rows.append(
-            f"| `{name}` | {_takes(node, whole)} | {default} | {_escaped(node.get('description', ''))} |"
-        )
+            default = f"`{value}`" if value else "its own"
+        rows.append(f"| `{name}` | {_takes(node, whole)} | {default} | {_escaped(node.get('description', ''))} |")
     return "\n".join(rows)
 
 
@@ -209,9 +205,7 @@ def _default(value: Any, node: dict[str, Any], whole: dict[str, Any]) -> str:
         for title in _references(node):
             own = {name: inner.get("default") for name, inner in whole["$defs"][title]["properties"].items()}
             if value.get("kind") == own.get("kind"):
-                value = {
-                    name: each for name, each in value.items() if name == "kind" or own.get(name) != each
-                }
+                value = {name: each for name, each in value.items() if name == "kind" or own.get(name) != each}
         return (
             ""
             if not value
@@ -262,7 +256,7 @@ FLAG = re.compile(
 
 def _flag_row(flag: re.Match[str]) -> str:
     takes = "" if flag["takes"] is None else f"`{flag['takes'].strip('<>')}`".replace("|", "\\|")
-    default = "(must be given)" if flag["must"] else "" if flag["default"] is None else f"`{flag['default']}`"
+    default = "required" if flag["must"] else "" if flag["default"] is None else f"`{flag['default']}`"
     name = f"`{flag['name']}`".replace("|", "\\|")
     return f"| {name} | {takes} | {default} | {_escaped(flag['about'] or '')} |"
 

@@ -17,9 +17,7 @@ PAGES = (
     CARD,
     *sorted((ROOT / "docs").rglob("*.md")),
 )
-FENCE = re.compile(
-    r"(?:^<!-- no-run: (?P<reason>.+?) -->\n+)?^```(?P<language>\w*)\n(?P<code>.*?)^```$", re.M | re.S
-)
+FENCE = re.compile(r"(?:^<!-- no-run: (?P<reason>.+?) -->\n+)?^```(?P<language>\w*)\n(?P<code>.*?)^```$", re.M | re.S)
 
 
 def name_of(page: Path) -> str:

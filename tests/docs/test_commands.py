@@ -57,9 +57,7 @@ def verb_of(arguments: list[str]) -> tuple[Any, list[str]]:
 def parse(arguments: list[str]) -> None:
     """Fail unless the command takes these arguments."""
     command, rest = verb_of(arguments)
-    assert not getattr(command, "commands", None), (
-        f"{command.name} needs one of {', '.join(command.commands)}"
-    )
+    assert not getattr(command, "commands", None), f"{command.name} needs one of {', '.join(command.commands)}"
     try:
         command.make_context(command.name, rest)
     except Mistake as error:
@@ -92,9 +90,7 @@ def test_flags_that_are_named_exist(page: Path) -> None:
 
 
 def test_mistakes_are_found() -> None:
-    script = (
-        "for x in a; do scdd sample --stepz 3; done\n$ scdd eval likelihood --text a | head\nU=1 scdd nothing"
-    )
+    script = "for x in a; do scdd sample --stepz 3; done\n$ scdd eval likelihood --text a | head\nU=1 scdd nothing"
     first, second, third = commands(script)
     with pytest.raises(AssertionError, match="--stepz"):
         parse(first)

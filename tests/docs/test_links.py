@@ -22,9 +22,7 @@ PLACES = (ROOT, ROOT / "src" / "scdd", ROOT / "docs", ROOT / "docs" / "results" 
 """Where a file that a page names may lie."""
 MADE = re.compile(r"(cells|checkpoints|resume|runs?|data)/")
 """Files that commands write are not in the repository."""
-ROOMS = (
-    "core|ops|schedules|processes|models|samplers|objectives|bundle|lm|evals|assemble|recipe|serve|cli|trace"
-)
+ROOMS = "core|ops|schedules|processes|models|samplers|objectives|bundle|lm|evals|assemble|recipe|serve|cli|trace"
 SECTIONS = "data|model|process|objective|training|sampling"
 
 

@@ -19,6 +19,17 @@ def listed(section: int) -> list[str]:
     return re.findall(r"^\| `([\w/]+\.py)` \|", part, re.M)
 
 
+def test_the_rooms_are_those_of_the_import_rules() -> None:
+    contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    [drawn] = re.findall(r"```\n(cli → .*?)```", contributing, re.S)
+    rooms = tool("walks")._rooms(ROOT / "pyproject.toml")
+    told = [re.findall(r"\w+", layer) for layer in drawn.split("→")]
+    assert {room: depth for depth, layer in enumerate(told) for room in layer} == rooms
+    table = contributing.partition("| room |")[2].partition("\n\n")[0]
+    cells = [row.split("|")[1] for row in table.splitlines()[2:]]
+    assert {room for cell in cells for room in re.findall(r"`(\w+)`", cell)} == set(rooms)
+
+
 @pytest.mark.parametrize(("section", "name"), [*enumerate(CEILINGS, start=1)])
 def test_the_page_is_the_walk(section: int, name: str) -> None:
     walk = tool("walks").walk(name)
