@@ -97,7 +97,7 @@ def test_samples_do_not_depend_on_the_batch(scdd: EvalModel, tmp_path: Path) -> 
     b = draw(MeasureContext(store, batch_size=5), scdd, spec, follow=False)
     assert [row.tokens for row in a] == [row.tokens for row in b]
     assert {row.nfe for row in a} == {4}
-    texts = [scdd.text(ended(row.tokens[1:-1], scdd.tokenizer.eos_id)) for row in a]
+    texts = [scdd.engine.text(ended(row.tokens[1:-1], scdd.lm.tokenizer.eos_id)) for row in a]
     assert texts == [s.text for s in scdd.lm.generate(5, steps=4)], "the same texts as `scdd sample` gives"
 
 
@@ -171,5 +171,5 @@ def test_measurements_of_other_sampling_defaults_are_not_reused(tmp_path: Path, 
     model = open_model(folder, "m", device="cpu")
     said = SamplingSpec(3, 4, sampler="ancestral", grid="uniform", final="ancestral", top_p=1.0, temperature=1.0)
     assert measure_samples(context, model, said).hash == before[0].hash, "the same, said aloud"
-    whole = replace(said, length=model.room)
+    whole = replace(said, length=model.engine.room)
     assert measure_samples(context, model, whole).hash == before[0].hash, "so is a length that fills the context"

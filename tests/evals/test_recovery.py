@@ -107,14 +107,14 @@ def test_one_pass_is_what_correct_does_at_its_strength(scdd: EvalModel, timed: E
 
 def one_pass(model: EvalModel, repair: Repair) -> str:
     """The repaired text, the same as `LM.correct` gives."""
-    tokens = model.tokenizer.encode(tiny.TEXT)[: model.room]
-    rows = framed_rows([model.framed(tokens)] * 3, range(3), model.lm.device)
-    done = repaired(model.sampled, repair, rows, batch_size=2)
+    tokens = model.lm.tokenizer.encode(tiny.TEXT)[: model.engine.room]
+    rows = framed_rows([model.engine.framed(tokens)] * 3, range(3), model.lm.device)
+    done = repaired(model.engine.model, repair, rows, batch_size=2)
     assert done == [done[0]] * 3
-    text, threshold = model.tokenizer.decode(tokens), repair.threshold
+    text, threshold = model.lm.tokenizer.decode(tokens), repair.threshold
     assert threshold is not None
     mended = model.lm.correct(text, mode="pass", threshold=threshold, strength=repair.strength).text
-    assert model.text(done[0][1:-1]) == mended
+    assert model.engine.text(done[0][1:-1]) == mended
     return mended
 
 

@@ -139,13 +139,13 @@ def measure_likelihood(
 
     def nats(own: Sequence[list[int]], mine: range) -> list[RowNats]:
         network, size = model.lm.network, context.batch_size
-        return likelihood(network, model.process, own, estimator, mine, size, context.watch)
+        return likelihood(network, model.lm.process, own, estimator, mine, size, context.watch)
 
     def run() -> dict[str, Any]:
         return combined(shared(rows.rows, nats, context.world), rows.bytes)
 
     # An autoregressive model's number is exact: it has no looks to set.
-    settings = {"text": fingerprint(rows.rows), **({} if model.autoregressive else asdict(estimator))}
+    settings = {"text": fingerprint(rows.rows), **({} if model.engine.autoregressive else asdict(estimator))}
     return context.store.measurement("likelihood", model, settings, run, rows.name)
 
 

@@ -71,21 +71,21 @@ class ScddLM(LM):  # type: ignore[misc, unused-ignore]
 
     def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
         """Minus the NELBO of each text, in rows as long as the context."""
-        model, room = self.model, self.model.room
+        model, room = self.model, self.model.engine.room
         estimator = NelboEstimator(None, self.passes, "exact", self.seed)
         scores = []
         for request in requests:
-            tokens = model.tokenizer.encode(request.args[0]) or [model.tokenizer.eos_id]
-            rows = [model.framed(tokens[i : i + room]) for i in range(0, len(tokens), room)]
+            tokens = model.lm.tokenizer.encode(request.args[0]) or [model.lm.tokenizer.eos_id]
+            rows = [model.engine.framed(tokens[i : i + room]) for i in range(0, len(tokens), room)]
             first = noise_index(self.seed, f"{request.task_name}/{request.doc_id}")
             indices = range(first, first + len(rows))
-            nats = likelihood(model.sampled.denoiser, model.process, rows, estimator, indices, self.batch_size)
+            nats = likelihood(model.engine.model.denoiser, model.lm.process, rows, estimator, indices, self.batch_size)
             scores.append(-sum(row.mean for row in nats))
         return scores
 
     def generate_until(self, requests: Sequence[Any]) -> list[str]:
         """Continuations by the recipe's own sampler, cut at the first stop string."""
-        tokenizer, room = self.model.tokenizer, self.model.room
+        tokenizer, room = self.model.lm.tokenizer, self.model.engine.room
         texts = []
         for request in requests:
             context, limits = request.args

@@ -53,7 +53,7 @@ def measure_mauve(
             f"{held.name} holds {len(held)} texts of {samples['length']} tokens, and MAUVE compares {spec.num} with as "
             "many: give more text, or ask for fewer samples."
         )
-    texts = [model.text(row) for row in held.rows]
+    texts = [model.engine.text(row) for row in held.rows]
     settings = {**settled(spec, model.lm), **reader.identity, "human": fingerprint(texts)}
 
     def run() -> dict[str, Any]:

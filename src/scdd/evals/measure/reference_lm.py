@@ -63,7 +63,7 @@ class OwnReferenceLM:
     """One of our own autoregressive checkpoints."""
 
     def __init__(self, model: EvalModel) -> None:
-        if not model.autoregressive:
+        if not model.engine.autoregressive:
             raise UserError(
                 f"{model.label} is a diffusion model, and a reference LM must be autoregressive: give {CAUSAL}."
             )
@@ -74,17 +74,17 @@ class OwnReferenceLM:
         """Exact nats behind a [BOS], window by window."""
         scores = []
         for text in texts:
-            tokens = self.model.tokenizer.encode(text) if text else []
+            tokens = self.model.lm.tokenizer.encode(text) if text else []
             nats = 0.0
-            for window in windows(len(tokens), self.model.room):
-                row = self.model.framed(tokens[window.start : window.stop])
+            for window in windows(len(tokens), self.model.engine.room):
+                row = self.model.engine.framed(tokens[window.start : window.stop])
                 nats += self._nats(row) - self._nats(row[: 1 + window.fresh - window.start])
             scores.append(TextNats(nats, len(tokens)))
             watch(1)
         return scores
 
     def _nats(self, row: list[int]) -> float:
-        return likelihood(self.model.lm.network, self.model.process, [row])[0].mean if len(row) > 1 else 0.0
+        return likelihood(self.model.lm.network, self.model.lm.process, [row])[0].mean if len(row) > 1 else 0.0
 
 
 class HubReferenceLM:

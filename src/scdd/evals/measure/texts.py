@@ -86,10 +86,10 @@ def text_rows(
     """Framed rows of the texts `[NAME=]PATH`, or else of the validation data that the model's recipe names."""
     if paths:
         names, places = zip(*(split_name(str(path)) for path in paths), strict=True)
-        source, name = open_stream(places, model.tokenizer, field), " + ".join(names)
+        source, name = open_stream(places, model.lm.tokenizer, field), " + ".join(names)
     else:
         source, name = _validation(model)
-    return replace(rows(source, model.tokenizer, length or model.lm.context, limit, whole), name=name)
+    return replace(rows(source, model.lm.tokenizer, length or model.lm.context, limit, whole), name=name)
 
 
 def _validation(model: EvalModel) -> tuple[TokenStream, str]:
@@ -101,7 +101,7 @@ def _validation(model: EvalModel) -> tuple[TokenStream, str]:
         raise UserError(f"{model.label} says nothing of its data: name a text.")
     spec = recipe.loads(model.recipe)
     try:
-        held = build.corpus(spec, model.tokenizer.to_str()).valid
+        held = build.corpus(spec, model.lm.tokenizer.to_str()).valid
     except UserError as error:
         raise UserError(f"The validation data of {model.label} cannot be had, so name a text ({error})") from error
     if held is None:

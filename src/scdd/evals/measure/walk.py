@@ -141,7 +141,7 @@ def sampling_plan(model: EvalModel, spec: SamplingSpec, batch_size: int, start: 
     names = ("seed", "sampler", "grid", "final", "top_p", "top_k", "temperature", "tolerance")
     changes = {name: getattr(spec, name) for name in names} | {"batch_size": batch_size, "stop": False}
     plan = make_plan(model.lm.sampling, {**changes, "steps": spec.nfe}, start)
-    plan.sampler.check(model.sampled)
+    plan.sampler.check(model.engine.model)
     steps = spec.nfe - plan.sampler.extra_steps + (plan.final == "none")
     if steps < 1:
         raise UserError(
