@@ -9,6 +9,7 @@ import torch
 
 from scdd.core import UserError, Vocab
 from scdd.core.rng import CounterRNG
+from scdd.data.shards import MemoryTokens
 from scdd.evals.measure.model import EvalModel, open_model
 from scdd.evals.measure.recovery import (
     Repaired,
@@ -22,7 +23,7 @@ from scdd.evals.measure.recovery import (
 from scdd.evals.measure.reference_lm import OwnReferenceLM
 from scdd.evals.measure.specs import RecoverySpec, Repair, repair_name
 from scdd.evals.measure.store import MeasureContext, Store
-from scdd.evals.measure.texts import rows, stream
+from scdd.evals.measure.texts import rows
 from scdd.evals.measure.typos import KINDS, Piece, mistype, typed
 from scdd.evals.measure.walk import StartRows, framed_rows, repaired
 from scdd.processes.scdd import SCDD
@@ -177,7 +178,7 @@ def test_words_are_scored_by_the_tokens_under_them() -> None:
 
 def test_measurements(tmp_path: Path, scdd: EvalModel, ar: EvalModel) -> None:
     tokenizer = scdd.lm.tokenizer
-    some = rows(stream(tokenizer, [tiny.TEXT] * 6), tokenizer, 24, 5, whole=True)
+    some = rows(MemoryTokens.encoded([tiny.TEXT] * 6, tokenizer), tokenizer, 24, 5, whole=True)
     reference, context = OwnReferenceLM(ar), MeasureContext(Store(tmp_path))
     found = measure_recovery(context, scdd, some, RecoverySpec(4, Repair(8, 2)), reference).result
     assert found["rows"] == 5
@@ -192,7 +193,7 @@ def test_refusals(tmp_path: Path, checkpoints: dict[str, Path], scdd: EvalModel)
     with pytest.raises(UserError, match=r"in \(0, 1\)"):
         Repair(threshold=1.0)
     tokenizer = scdd.lm.tokenizer
-    some = rows(stream(tokenizer, [tiny.TEXT]), tokenizer, 8, 2, whole=True)
+    some = rows(MemoryTokens.encoded([tiny.TEXT], tokenizer), tokenizer, 8, 2, whole=True)
     with pytest.raises(UserError, match="smaller K"):
         measure_recovery(MeasureContext(Store(tmp_path)), scdd, some, RecoverySpec(7))
     masked = open_model(checkpoints["mdlm"], device="cpu")

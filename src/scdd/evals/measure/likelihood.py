@@ -67,7 +67,6 @@ EXACT = NelboEstimator()
 class RowNats:
     """One sequence: its estimates in nats, one a replicate, and how many tokens they are over."""
 
-    index: int
     nats: tuple[float, ...]
     tokens: int
 
@@ -117,7 +116,7 @@ def likelihood(
     the number is exact and a sequence's first token is given.
     """
     every = range(len(rows)) if indices is None else indices
-    estimates = []
+    estimates: list[RowNats] = []
     for start in range(0, len(rows), batch_size):
         batch, numbers = rows[start : start + batch_size], list(every[start : start + batch_size])
         x, documents = padded(batch, denoiser.head.weight.device)
@@ -126,8 +125,9 @@ def likelihood(
             nats, given = ArObjective(process).evaluate(denoiser, x, documents, part).nats[:, None], 1
         else:
             nats, given = _estimates(denoiser, process, x, documents, numbers, estimator), 0
-        for index, values, row in zip(numbers, nats.tolist(), batch, strict=True):
-            estimates.append(RowNats(index, tuple(values), len(row) - given))
+        estimates += [
+            RowNats(tuple(values), len(row) - given) for values, row in zip(nats.tolist(), batch, strict=True)
+        ]
         watch(len(batch))
     return estimates
 
@@ -215,8 +215,7 @@ def _chance(samplers: Sequence[TimeSampler], counts: Sequence[int], at: Times) -
     whole = torch.zeros_like(at.t)
     for sampler, count in zip(samplers, counts, strict=True):
         law = sampler.density
-        below = None if at.s is None else law.cumulative(at.s)
-        one = 1.0 / law.importance_weight(at.t) if below is None else law.cumulative(at.t) - below
+        one = 1.0 / law.importance_weight(at.t) if at.s is None else law.cumulative(at.t) - law.cumulative(at.s)
         whole = whole + count / sum(counts) * one
     return whole
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from scdd.core.errors import UserError
-from scdd.data.corpus import discover, documents
+from scdd.data.corpus import read
 from scdd.data.shards import INDEX, MemoryTokens, Shards, TokenStream, read_manifest
 from scdd.data.tokenizer import TextTokenizer
 from scdd.evals.measure.model import EvalModel
@@ -46,15 +46,7 @@ def open_stream(paths: Sequence[str | Path], tokenizer: TextTokenizer, field: st
         shards = Shards(paths[0], "valid")
         shards.require(tokenizer)
         return shards
-    texts = list(documents(discover([str(path) for path in paths], field=field)))
-    if not texts:
-        raise UserError(f"{', '.join(map(str, paths))} holds no text: give a file with some.")
-    return stream(tokenizer, texts)
-
-
-def stream(tokenizer: TextTokenizer, texts: Iterable[str]) -> TokenStream:
-    """Texts one after the other, [EOS] between them."""
-    return MemoryTokens(tokenizer.encode_batch(list(texts)), tokenizer.bos_id, tokenizer.eos_id)
+    return MemoryTokens.encoded(read(paths, field=field), tokenizer)
 
 
 def rows(
