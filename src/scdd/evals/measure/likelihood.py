@@ -138,8 +138,8 @@ def measure_likelihood(
     """The likelihood of framed rows (`tab:valppl`)."""
 
     def nats(own: Sequence[list[int]], mine: range) -> list[RowNats]:
-        network, size = model.lm.network, context.batch_size
-        return likelihood(network, model.lm.process, own, estimator, mine, size, context.watch)
+        network, process = model.lm.network, model.lm.process
+        return likelihood(network, process, own, estimator, mine, context.batch_size, context.watch)
 
     def run() -> dict[str, Any]:
         return combined(shared(rows.rows, nats, context.world), rows.bytes)
@@ -197,8 +197,11 @@ def _times(
     each = estimator.looks // REPLICATES
     if estimator.convention == "reference":
         assert estimator.steps is not None
+        T = estimator.steps
         for u in uniforms((len(indices), estimator.looks), source).unbind(1):
-            yield _reference_times(u, estimator.steps)
+            # i uniform on 2 … T with weight T, as if i = 1 could occur; t = 1 becomes 1 − 1/(2T)
+            i = 2 + (u * (T - 1)).floor().clamp(max=T - 2)
+            yield Times((i / T).clamp(max=1 - 0.5 / T), (i - 1) / T, torch.full_like(u, float(T)))
         return
     samplers = [TimeSampler(density, estimator.steps) for density in nelbo_densities(process).mixture]
     counts = [each - max(1, each // 4), max(1, each // 4)]
@@ -218,12 +221,6 @@ def _chance(samplers: Sequence[TimeSampler], counts: Sequence[int], at: Times) -
         one = 1.0 / law.importance_weight(at.t) if at.s is None else law.cumulative(at.t) - law.cumulative(at.s)
         whole = whole + count / sum(counts) * one
     return whole
-
-
-def _reference_times(u: Tensor, steps: int) -> Times:
-    """i uniform on 2 … T with weight T, as if i = 1 could occur; t = 1 becomes 1 − 1/(2T)."""
-    i = 2 + (u * (steps - 1)).floor().clamp(max=steps - 2)
-    return Times((i / steps).clamp(max=1 - 0.5 / steps), (i - 1) / steps, torch.full_like(u, float(steps)))
 
 
 def dropped(process: Process, x: Tensor, z_t: Tensor, s: Tensor, t: Tensor) -> Tensor:

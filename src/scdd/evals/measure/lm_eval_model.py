@@ -17,7 +17,7 @@ from lm_eval.api.registry import register_model
 from scdd.evals.measure.likelihood import NelboEstimator, likelihood
 from scdd.evals.measure.model import EvalModel, open_model
 from scdd.evals.measure.progress import Watch, unwatched
-from scdd.evals.measure.store import ALONE, MeasureContext
+from scdd.evals.measure.store import ALONE
 from scdd.evals.measure.zero_shot import Question, answers, noise_index
 from scdd.training.parallel import World
 
@@ -28,7 +28,7 @@ class ScddLM(LM):  # type: ignore[misc, unused-ignore]
 
     def __init__(
         self,
-        pretrained: str | None = None,
+        pretrained: str | EvalModel | None = None,
         process: str | None = None,
         passes: int = 10,
         seed: int = 0,
@@ -39,21 +39,14 @@ class ScddLM(LM):  # type: ignore[misc, unused-ignore]
         super().__init__()
         if device is not None and device.startswith("cuda") and not torch.cuda.is_available():
             device = "cpu"  # cuda:0 is what the harness says when nobody was asked
-        self.model = open_model(pretrained, process=process, device=device)
+        if not isinstance(pretrained, EvalModel):
+            pretrained = open_model(pretrained, process=process, device=device)
+        self.model = pretrained
         self.passes, self.seed = int(passes), int(seed)
         self.batch_size = 32 if str(batch_size).startswith("auto") else int(batch_size)
         self.world: World = ALONE
         self.watch: Watch = unwatched
         self.errors: list[float] = []
-
-    @classmethod
-    def of(cls, model: EvalModel, passes: int, seed: int, context: MeasureContext) -> ScddLM:
-        """Around a model that is already loaded."""
-        made = cls.__new__(cls)
-        LM.__init__(made)
-        made.model, made.passes, made.seed, made.errors = model, passes, seed, []
-        made.batch_size, made.world, made.watch = context.batch_size, context.world, context.watch
-        return made
 
     def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
         """(ELBO of context + continuation, False): nobody decodes greedily here."""

@@ -55,11 +55,9 @@ def measure_mauve(
         )
     texts = [model.engine.text(row) for row in held.rows]
     settings = {**settled(spec, model.lm), **reader.identity, "human": fingerprint(texts)}
-
-    def run() -> dict[str, Any]:
-        return mauve(samples["texts"], texts, reader)
-
-    return context.store.measurement("mauve", model, settings, run, held.name)
+    return context.store.measurement(
+        "mauve", model, settings, lambda: mauve(samples["texts"], texts, reader), held.name
+    )
 
 
 def mauve_reference(reference: ReferenceLM | None) -> HubReferenceLM:

@@ -178,7 +178,8 @@ def _shown(
     """Of clean, corrupted and repaired texts: a few repairs, and the perplexities where there is a reference LM."""
     pairs = list(zip(*texts[1:], strict=True))[:SHOWN]
     samples = [{"corrupted": before, "repaired": after} for before, after in pairs]
-    about = {"rows": len(texts[0]), "nfe": spec.repair.nfe, "samples": samples}
+    nfe = spec.repair.last if spec.repair.threshold is None else 1
+    about = {"rows": len(texts[0]), "nfe": nfe, "samples": samples}
     if reference is None:
         return about
     names = ("ppl_clean", "ppl_corrupted", "ppl_repaired")
@@ -193,5 +194,6 @@ def _settings(model: EvalModel, texts: Any, spec: RecoverySpec, reference: Refer
             f"{model.label} has no uniform noise in its process, so its reverse never changes a visible token: "
             "measure recovery of a model trained with p_u > 0."
         )
+    repair = spec.repair.settled(model.lm.network.config.time_conditioning)
     scorer = {} if reference is None else reference.identity
-    return {"text": fingerprint(texts), **spec.settled(model.lm.network.config.time_conditioning), **scorer}
+    return {"text": fingerprint(texts), "count": spec.count, "seed": spec.seed, **repair, **scorer}

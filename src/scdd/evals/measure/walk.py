@@ -107,7 +107,7 @@ def settled(spec: SamplingSpec, lm: LM) -> dict[str, Any]:
     fills the context, as it did before recipes were asked for theirs.
     """
     base, length = lm.sampling, text_length(lm, spec)
-    settings = {field.name: getattr(spec, field.name) for field in fields(spec)}
+    settings = dict(vars(spec))
     for name in ("final", "top_p", "top_k", "temperature", "tolerance"):
         settings[name] = getattr(base, name) if settings[name] is None else settings[name]
     settings["grid"] = base.grid.kind if spec.grid is None else spec.grid
@@ -150,12 +150,6 @@ def sampling_plan(model: EvalModel, spec: SamplingSpec, batch_size: int, start: 
         )
     plan = make_plan(model.lm.sampling, {**changes, "steps": steps}, start)
     return plan if spec.correct else replace(plan, sampler=Uncorrected(plan.sampler))
-
-
-def described(plan: SamplingPlan) -> dict[str, Any]:
-    """What a plan came to, for a measurement's result."""
-    names = {"sampler": plan.sampler.name, "final": plan.final}
-    return {**names, "steps": plan.steps, "filters": asdict(plan.filters)}
 
 
 def walk(

@@ -93,7 +93,8 @@ def measure_zero_shot(
             adapter: Any = import_module("scdd.evals.measure.lm_eval_model")
         except ModuleNotFoundError as error:
             raise UserError(f"Zero-shot accuracy needs {error.name}: pip install 'scdd[eval]'.") from error
-        scorer = adapter.ScddLM.of(model, passes, seed, context)
+        scorer = adapter.ScddLM(model, passes=passes, seed=seed, batch_size=context.batch_size)
+        scorer.world, scorer.watch = context.world, context.watch
         known = import_module("lm_eval.tasks").TaskManager(include_path=str(benchmarks.TASKS), metadata=metadata)
         plain = {"bootstrap_iters": 0, "log_samples": False, "task_manager": known}
         try:
