@@ -21,11 +21,7 @@ from scdd.processes.base import Process
 from scdd.schedules.peaked import Peaked
 
 PAPERS_ETA = 0.01  # of ReMDM-cap
-PAPERS_MASKED = {
-    **dict.fromkeys((None, "ancestral"), "MDLM"),
-    "remdm-cap": "ReMDM-Cap 0.01",
-    "remdm-conf": "ReMDM-Confidence",
-}
+PAPERS_MASKED = {None: "MDLM", "ancestral": "MDLM", "remdm-cap": "ReMDM-Cap 0.01", "remdm-conf": "ReMDM-Confidence"}
 """What the paper calls MDLM's weights, by the sampler."""
 
 
