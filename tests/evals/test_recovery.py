@@ -25,12 +25,12 @@ from scdd.evals.measure.specs import RecoverySpec, Repair, repair_name
 from scdd.evals.measure.store import MeasureContext, Store
 from scdd.evals.measure.texts import rows
 from scdd.evals.measure.typos import KINDS, Piece, mistype, typed
-from scdd.evals.measure.walk import StartRows, framed_rows, repaired
+from scdd.evals.measure.walk import framed_rows, repaired
 from scdd.processes.scdd import SCDD
 from scdd.samplers.base import Model
 from scdd.schedules.peaked import Peaked
 from tests import tiny
-from tests.evals.worlds import uniform
+from tests.evals.worlds import free_rows, uniform
 from tests.samplers.tables import Table, Truth
 
 VOCAB = Vocab(9, 3)
@@ -56,7 +56,7 @@ def test_corruption_is_exact_and_uniform() -> None:
 def test_a_perfect_denoiser_recovers_all(repair: Repair) -> None:
     process = SCDD(VOCAB, Peaked(0.2))
     x = VOCAB.token(torch.arange(30) % VOCAB.K)
-    rows = StartRows(x.expand(20, -1), None, range(20))
+    rows = free_rows(x.expand(20, -1))
     found = recover(Model(Truth(x, VOCAB), process), rows, RecoverySpec(7, repair))
     rates = token_scores(found, framed=False)
     assert {name: rates[name]["value"] for name in rates} == {"touch": 1.0, "recovery": 1.0, "damage": 0.0}
@@ -68,7 +68,7 @@ def test_outside_the_nucleus_all_is_touched_if_doubts_come_from_it() -> None:
     logits[:, 0] = 0.72
     model = Model(Table(logits.log(), VOCAB), SCDD(VOCAB, Peaked(0.2)))
     z = torch.full((200, 10), 5)
-    rows, stays = StartRows(z, None, range(200)), {}
+    rows, stays = free_rows(z), {}
     for nucleus in (False, True):
         repair = Repair(top_p=0.7, nucleus=nucleus)
         stays[nucleus] = torch.tensor(repaired(model, repair, rows, 0, 50)) == z
@@ -83,7 +83,7 @@ def test_a_clueless_denoiser_damages() -> None:
     """x_θ = u: clean and corrupted tokens look alike to it, so they are touched alike."""
     process = SCDD(VOCAB, Peaked(0.2))
     x = VOCAB.token(torch.arange(40) % VOCAB.K)
-    rows = StartRows(x.expand(150, -1), None, range(150))
+    rows = free_rows(x.expand(150, -1))
     found = token_scores(recover(Model(uniform(VOCAB), process), rows, RecoverySpec(10, Repair(4, 2))), framed=False)
     gap = abs(found["touch"]["value"] - found["damage"]["value"])
     assert gap < 4 * (found["touch"]["error"] + found["damage"]["error"])

@@ -83,7 +83,6 @@ def measure_denoised(
 
     def texts(own: Sequence[list[int]], mine: range) -> list[str]:
         clean, frozen, _ = framed_rows(own, mine, model.lm.device)
-        assert frozen is not None
         source = CounterRNG(derive_seed(matched.seed, "judge"), list(mine), clean.device)
         start = StartRows(torch.where(frozen, clean, forward.corrupt(clean, matched.t, source)), frozen, mine)
         plan = sampling_plan(model, spec, context.batch_size, start=matched.t)

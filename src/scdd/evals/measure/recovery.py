@@ -51,7 +51,6 @@ def recover(
 ) -> Repaired:
     """Corrupt tokens of each clean row and let the model mend them."""
     clean, frozen, indices = rows
-    frozen = torch.zeros_like(clean, dtype=torch.bool) if frozen is None else frozen
     source = CounterRNG(derive_seed(spec.seed, f"recovery {spec.count}"), list(indices), clean.device)
     corrupted, hit = corrupt(clean, spec.count, model.denoiser.vocab, source, frozen)
     start = StartRows(corrupted, frozen, indices)

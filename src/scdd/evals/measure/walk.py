@@ -35,7 +35,7 @@ class StartRows(NamedTuple):
     """Rows to walk: their tokens, where they may not change, and their numbers under the seed."""
 
     z: Tensor  # [N, L]
-    frozen: Tensor | None  # [N, L]
+    frozen: Tensor  # [N, L]
     indices: Sequence[int]
 
 
@@ -164,7 +164,7 @@ def walk(
     plan, walked = replace(plan, record=follow), list[WalkedRow]()
     for start in range(0, len(indices), plan.batch_size):
         batch = slice(start, start + plan.batch_size)
-        start_rows = TokenRows(z[batch], None if frozen is None else frozen[batch])
+        start_rows = TokenRows(z[batch], frozen[batch])
         rng = CounterRNG(plan.seed, list(indices[batch]), z.device)
         first, moves, frame = z[batch], [], None
         for frame in sample_loop(model, plan, start_rows, rng):
@@ -194,11 +194,10 @@ def repaired(
         }
         walked = walk(model, make_plan(SamplingOptions(), changes), rows, watch, follow=False)
         return [row.tokens for row in walked]
-    fixed = torch.zeros_like(z, dtype=torch.bool) if frozen is None else frozen
     done: list[list[int]] = []
     for start in range(0, len(z), batch_size):
         batch = slice(start, start + batch_size)
         best = likeliest(model.denoiser, z[batch], repair.strength)
-        done += one_pass(best, z[batch], fixed[batch], repair.threshold).tolist()
+        done += one_pass(best, z[batch], frozen[batch], repair.threshold).tolist()
         watch(len(z[batch]))
     return done
