@@ -127,7 +127,7 @@ class Session:
     def measure(
         self, what: str, total: int | None, function: Callable[..., Measurement], *arguments: Any
     ) -> Measurement:
-        """`function` of `asked`, under a bar that says `what`; collected, to be shown in the end."""
+        """`function` of `arguments`, under a bar that says `what`; collected, to be shown in the end."""
         from scdd.evals.measure.progress import bar
         from scdd.evals.measure.store import MeasureContext
 

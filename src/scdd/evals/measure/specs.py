@@ -72,11 +72,6 @@ class Repair:
             return f"{self.last} of {self.steps} steps" + (", nucleus" if self.nucleus else "")
         return f"one pass, threshold {self.threshold:g}"
 
-    @property
-    def nfe(self) -> int:
-        """Network evaluations."""
-        return self.last if self.threshold is None else 1
-
     def settled(self, time_conditioned: bool) -> dict[str, Any]:
         """Plain data, for a measurement's settings; what has no effect is left out, as older measurements leave it out."""
         settings = asdict(self)
@@ -94,10 +89,6 @@ class RecoverySpec:
     count: int
     repair: Repair = Repair()
     seed: int = 0
-
-    def settled(self, time_conditioned: bool) -> dict[str, Any]:
-        """Plain data, for a measurement's settings."""
-        return {"count": self.count, "seed": self.seed, **self.repair.settled(time_conditioned)}
 
 
 def repair_name(settings: dict[str, Any]) -> str:

@@ -35,7 +35,7 @@ class StartRows(NamedTuple):
     """Rows to walk: their tokens, where they may not change, and their numbers under the seed."""
 
     z: Tensor  # [N, L]
-    frozen: Tensor | None  # [N, L]
+    frozen: Tensor  # [N, L]
     indices: Sequence[int]
 
 
@@ -107,7 +107,7 @@ def settled(spec: SamplingSpec, lm: LM) -> dict[str, Any]:
     fills the context, as it did before recipes were asked for theirs.
     """
     base, length = lm.sampling, text_length(lm, spec)
-    settings = {field.name: getattr(spec, field.name) for field in fields(spec)}
+    settings = dict(vars(spec))
     for name in ("final", "top_p", "top_k", "temperature", "tolerance"):
         settings[name] = getattr(base, name) if settings[name] is None else settings[name]
     settings["grid"] = base.grid.kind if spec.grid is None else spec.grid
@@ -141,7 +141,7 @@ def sampling_plan(model: EvalModel, spec: SamplingSpec, batch_size: int, start: 
     names = ("seed", "sampler", "grid", "final", "top_p", "top_k", "temperature", "tolerance")
     changes = {name: getattr(spec, name) for name in names} | {"batch_size": batch_size, "stop": False}
     plan = make_plan(model.lm.sampling, {**changes, "steps": spec.nfe}, start)
-    plan.sampler.check(model.sampled)
+    plan.sampler.check(model.engine.model)
     steps = spec.nfe - plan.sampler.extra_steps + (plan.final == "none")
     if steps < 1:
         raise UserError(
@@ -150,12 +150,6 @@ def sampling_plan(model: EvalModel, spec: SamplingSpec, batch_size: int, start: 
         )
     plan = make_plan(model.lm.sampling, {**changes, "steps": steps}, start)
     return plan if spec.correct else replace(plan, sampler=Uncorrected(plan.sampler))
-
-
-def described(plan: SamplingPlan) -> dict[str, Any]:
-    """What a plan came to, for a measurement's result."""
-    names = {"sampler": plan.sampler.name, "final": plan.final}
-    return {**names, "steps": plan.steps, "filters": asdict(plan.filters)}
 
 
 def walk(
@@ -170,7 +164,7 @@ def walk(
     plan, walked = replace(plan, record=follow), list[WalkedRow]()
     for start in range(0, len(indices), plan.batch_size):
         batch = slice(start, start + plan.batch_size)
-        start_rows = TokenRows(z[batch], None if frozen is None else frozen[batch])
+        start_rows = TokenRows(z[batch], frozen[batch])
         rng = CounterRNG(plan.seed, list(indices[batch]), z.device)
         first, moves, frame = z[batch], [], None
         for frame in sample_loop(model, plan, start_rows, rng):
@@ -200,11 +194,10 @@ def repaired(
         }
         walked = walk(model, make_plan(SamplingOptions(), changes), rows, watch, follow=False)
         return [row.tokens for row in walked]
-    fixed = torch.zeros_like(z, dtype=torch.bool) if frozen is None else frozen
     done: list[list[int]] = []
     for start in range(0, len(z), batch_size):
         batch = slice(start, start + batch_size)
         best = likeliest(model.denoiser, z[batch], repair.strength)
-        done += one_pass(best, z[batch], fixed[batch], repair.threshold).tolist()
+        done += one_pass(best, z[batch], frozen[batch], repair.threshold).tolist()
         watch(len(z[batch]))
     return done
