@@ -84,6 +84,7 @@ class Context:
     rng: CounterRNG
     evaluated: Prediction | None
     """None for samplers that read the network themselves."""
+
     @property
     def memory(self) -> dict[str, Any]:
         """The sampler's own scratchpad, kept from step to step."""
