@@ -378,7 +378,7 @@ def test_weights_are_known_with_their_quality_head() -> None:
 def test_systems_are_read() -> None:
     system = parse_system("a=runs/x,sampler=remdm-cap,top_p=0.9,process=gidd")
     assert (system.label, system.source, system.process) == ("a", "runs/x", "gidd")
-    assert system.spec(SamplingSpec(4, 8)) == SamplingSpec(4, 8, sampler="remdm-cap", top_p=0.9)
+    assert system.spec(SamplingSpec(4, 8)) == SamplingSpec(4, 8, changes={"sampler": "remdm-cap", "top_p": 0.9})
     assert parse_system("runs/y/").label == "y"
     assert parse_system("bundled").source == "bundled"
 

@@ -105,12 +105,12 @@ def test_samples_do_not_depend_on_the_batch(scdd: EvalModel, tmp_path: Path) -> 
 def test_equal_evaluations(scdd: EvalModel, tmp_path: Path) -> None:
     """Rounds after the walk come out of the same budget; a final step that is left out gives one back."""
     assert sampling_plan(scdd, SamplingSpec(1, 8), 1).steps == 8
-    assert sampling_plan(scdd, SamplingSpec(1, 8, final="none"), 1).steps == 9
+    assert sampling_plan(scdd, SamplingSpec(1, 8, changes={"final": "none"}), 1).steps == 9
     with pytest.raises(UserError, match="leaves none"):
-        sampling_plan(scdd, SamplingSpec(1, 8, sampler="gidd-correct"), 1)
-    assert sampling_plan(scdd, SamplingSpec(1, 70, sampler="gidd-correct"), 1).steps == 6
+        sampling_plan(scdd, SamplingSpec(1, 8, changes={"sampler": "gidd-correct"}), 1)
+    assert sampling_plan(scdd, SamplingSpec(1, 70, changes={"sampler": "gidd-correct"}), 1).steps == 6
     context = MeasureContext(Store(tmp_path))
-    assert [row.nfe for row in draw(context, scdd, SamplingSpec(2, 3, final="none"))] == [3, 3]
+    assert [row.nfe for row in draw(context, scdd, SamplingSpec(2, 3, changes={"final": "none"}))] == [3, 3]
 
 
 def test_worth_of_corrections(tmp_path: Path, scdd: EvalModel, ar: EvalModel) -> None:
@@ -170,7 +170,11 @@ def test_measurements_of_other_sampling_defaults_are_not_reused(tmp_path: Path, 
     recipe.write_text(text.replace("steps: 6", "steps: 7"), encoding="utf-8")
     assert [one.hash for one in measured()] == [one.hash for one in before], "steps are always asked for"
     model = open_model(folder, "m", device="cpu")
-    said = SamplingSpec(3, 4, sampler="ancestral", grid="uniform", final="ancestral", top_p=1.0, temperature=1.0)
+    said = SamplingSpec(
+        3,
+        4,
+        changes={"sampler": "ancestral", "grid": "uniform", "final": "ancestral", "top_p": 1.0, "temperature": 1.0},
+    )
     assert measure_samples(context, model, said).hash == before[0].hash, "the same, said aloud"
     whole = replace(said, length=model.engine.room)
     assert measure_samples(context, model, whole).hash == before[0].hash, "so is a length that fills the context"

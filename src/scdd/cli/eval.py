@@ -74,7 +74,7 @@ def generation(
     heats: Sequence[float | None] = s.parse_numbers(temperature, "--temperature", float) or (None,)
     masses: Sequence[float | None] = s.parse_numbers(top_p, "--top-p", float) or (None,)
     bases = [
-        SamplingSpec(here.default_num(num), nfe, here.seed, temperature=heat, top_p=mass)
+        SamplingSpec(here.default_num(num), nfe, here.seed, {"temperature": heat, "top_p": mass})
         for nfe, heat, mass in product(s.parse_numbers(steps, "--steps", int), heats, masses)
     ]
     reference = here.reference(judge, judge_batch_size)
@@ -288,7 +288,7 @@ def compare(
     from scdd.evals.measure.walk import sampling_plan, text_length
 
     estimator, count = NelboEstimator(None, looks, "exact", here.seed), here.default_num(num)
-    bases = [SamplingSpec(count, nfe, here.seed, top_p=top_p) for nfe in s.parse_numbers(steps, "--steps", int)]
+    bases = [SamplingSpec(count, nfe, here.seed, {"top_p": top_p}) for nfe in s.parse_numbers(steps, "--steps", int)]
     # a mistake in the last one is better heard before the first one's hours of work
     for system, loaded in here.opened(systems):
         for spec in map(system.spec, bases):

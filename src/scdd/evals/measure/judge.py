@@ -79,7 +79,7 @@ def measure_denoised(
     if model.lm.tokenizer.hash != noise.lm.tokenizer.hash:
         raise UserError(f"{model.label} and {noise.label} have other tokenizers: the same noise is not the same text.")
     choices = {"top_p": matched.top_p, "grid": "uniform", **chosen}
-    spec = SamplingSpec(1, matched.nfe, derive_seed(matched.seed, "walk"), **choices)
+    spec = SamplingSpec(1, matched.nfe, derive_seed(matched.seed, "walk"), choices)  # type: ignore[arg-type]
 
     def texts(own: Sequence[list[int]], mine: range) -> list[str]:
         clean, frozen, _ = framed_rows(own, mine, model.lm.device)
