@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from scdd.core import UserError
-from scdd.data.files import write_atomically
 
 METRICS = "metrics.jsonl"
 Values = Mapping[str, float]
@@ -59,7 +59,9 @@ class Lines(Sink):
     def __init__(self, run: Path, step: int = 0) -> None:
         path = run / METRICS
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        write_atomically(path, "".join(f"{line}\n" for line in lines if _step(line) <= step).encode())
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text("".join(f"{line}\n" for line in lines if _step(line) <= step), encoding="utf-8")
+        os.replace(temporary, path)
         self._file = path.open("a", encoding="utf-8")
 
     def numbers(self, step: int, values: Values) -> None:
