@@ -47,9 +47,8 @@ def main() -> None:
     parser.add_argument("--device", default=None)
     parser.add_argument("--json", metavar="FILE", help="write the results there as JSON, too")
     args = parser.parse_args()
-    model = open_model(args.checkpoint, device=args.device)
-    lm = model.lm
-    if model.autoregressive:
+    lm = open_model(args.checkpoint, device=args.device).lm
+    if lm.engine.autoregressive:
         parser.error("an autoregressive likelihood is exact: give a diffusion model")
     held = rows(open_stream(args.text, lm.tokenizer), lm.tokenizer, lm.context, args.rows)
     ours = estimate._times
@@ -72,7 +71,7 @@ def main() -> None:
     }
     least = variants["ours (exact bound, importance-sampled, divided evenly)"][0].var(ddof=1)
     print(
-        f"{len(held)} rows of {lm.context}, T = {args.steps}, {args.looks} looks a row, {args.repeats} runs, {model.process}"
+        f"{len(held)} rows of {lm.context}, T = {args.steps}, {args.looks} looks a row, {args.repeats} runs, {lm.process}"
     )
     print(f"{'':56}{'nats/token':>12}{'sd of a run':>13}{'error stated':>14}{'variance ratio':>16}")
     results = {}

@@ -191,7 +191,7 @@ def test_recipe_check(capsys: pytest.CaptureFixture[str]):
     assert captured.out.startswith("nano: ok")
     [line] = captured.err.splitlines()
     assert line.startswith("error: ")
-    for said in ("--set training.stepz=7", "did you mean steps?"):
+    for said in ("training.stepz=7", "did you mean steps?"):
         assert said in line
 
 
@@ -227,3 +227,11 @@ def test_threads_spin_only_in_brief_verbs_on_an_idle_machine(
     machine.calm_threads(verb)
     assert {name: os.environ.get(name) for name in told} == told
     assert len({"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & set(os.environ)) == 1
+
+
+def test_the_face_is_whole() -> None:
+    """Every name that the package promises is there, and `dir` shows no others."""
+    import scdd
+
+    assert all(getattr(scdd, name) is not None for name in scdd.__all__)
+    assert dir(scdd) == sorted(scdd.__all__)

@@ -72,11 +72,11 @@ def test_it_is_measured_under_its_own_settings(example: tuple[Path, dict[str, An
     model = open_model(folder / "late", process=names["process"], device="cpu")
     context = MeasureContext(Store(tmp_path))
     hashes = [
-        measure_samples(context, model, SamplingSpec(1, 3, length=8, sampler=names["Patient"](share))).hash
+        measure_samples(context, model, SamplingSpec(1, 3, length=8, changes={"sampler": names["Patient"](share)})).hash
         for share in (0.5, 0.5, 0.75)
     ]
     assert hashes[0] == hashes[1] != hashes[2]
-    cell = measure_samples(context, model, SamplingSpec(1, 3, length=8, sampler=names["Patient"](0.5)))
+    cell = measure_samples(context, model, SamplingSpec(1, 3, length=8, changes={"sampler": names["Patient"](0.5)}))
     assert (cell.settings["sampler"], cell.settings["options"]) == ("patient", {"share": 0.5})
     assert cell.made["paper"] is None
 
@@ -104,7 +104,7 @@ def test_a_sampler_is_known_by_its_settings(example: tuple[Path, dict[str, Any]]
 
     lm = scdd.load(folder / "late", process=names["process"])
     for kind in (Slotted, Plain):
-        found = settled(SamplingSpec(sampler=kind(0.25)), lm)
+        found = settled(SamplingSpec(changes={"sampler": kind(0.25)}), lm)
         assert (found["sampler"], found["options"]) == ("mine", {"share": 0.25})
 
 

@@ -192,7 +192,7 @@ def test_a_mistake_in_set_is_named_with_its_place_and_a_cure(change: str, messag
         loads(LEAST, "my.yaml", [change])
     assert message in str(caught.value)
     if "fit process" not in message and "needs process" not in message:  # those lie between two settings
-        assert str(caught.value).startswith(f"--set {change}: ")
+        assert str(caught.value).startswith(f"{change}: ")
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_a_mistake_in_a_file_is_named_with_its_place_and_a_cure(text: str, messa
 
 
 def test_a_section_that_does_not_agree_names_the_override_that_made_it_so():
-    with pytest.raises(UserError, match=r"^--set training.micro_batch_size=7: .* is not a multiple"):
+    with pytest.raises(UserError, match=r"^training.micro_batch_size=7: .* is not a multiple"):
         load("nano", ["training.steps=4", "training.micro_batch_size=7"])
 
 

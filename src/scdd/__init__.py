@@ -32,7 +32,7 @@ __version__ = "0.1.0"
 _HOMES = {
     **{"load": "lm.loading", "LM": "lm.model", "train": "lm.training", "evaluate": "evals.measure.evaluate"},
     **{"Sample": "lm.results", "Correction": "lm.results", "Score": "lm.results", "UserError": "core.errors"},
-    **{"Denoiser": "core.denoiser", "Vocab": "core.vocab", "Levels": "core.types", "Transition": "core.types"},
+    **{"Denoiser": "core.denoiser", "Vocab": "core.types", "Levels": "core.types", "Transition": "core.types"},
     **{"Objective": "objectives.base", "Process": "processes.base", "Schedule": "schedules.base"},
     **{"Sampler": "samplers.base", "SamplingPlan": "samplers.plan"},
 }

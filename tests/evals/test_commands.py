@@ -359,7 +359,7 @@ def test_the_papers_numbers() -> None:
 
 
 def test_names_of_the_papers_systems(checkpoints: dict[str, Path], scdd: EvalModel) -> None:
-    assert scdd.paper_name(None) == f"SCDD (p_u={scdd.process.schedule.p_u:g})"  # type: ignore[union-attr]
+    assert scdd.paper_name(None) == f"SCDD (p_u={scdd.lm.process.schedule.p_u:g})"  # type: ignore[union-attr]
     masked = open_model(checkpoints["mdlm"], device="cpu")
     assert [masked.paper_name(name) for name in (None, "remdm-conf", "p2")] == ["MDLM", "ReMDM-Confidence", None]
     assert masked.paper_name("remdm-cap", {"eta": 0.01}) == "ReMDM-Cap 0.01"
@@ -378,7 +378,7 @@ def test_weights_are_known_with_their_quality_head() -> None:
 def test_systems_are_read() -> None:
     system = parse_system("a=runs/x,sampler=remdm-cap,top_p=0.9,process=gidd")
     assert (system.label, system.source, system.process) == ("a", "runs/x", "gidd")
-    assert system.spec(SamplingSpec(4, 8)) == SamplingSpec(4, 8, sampler="remdm-cap", top_p=0.9)
+    assert system.spec(SamplingSpec(4, 8)) == SamplingSpec(4, 8, changes={"sampler": "remdm-cap", "top_p": 0.9})
     assert parse_system("runs/y/").label == "y"
     assert parse_system("bundled").source == "bundled"
 

@@ -22,7 +22,7 @@ from scdd.evals.measure.model import EvalModel, open_model
 from scdd.evals.measure.reference_lm import OwnReferenceLM
 from scdd.evals.measure.specs import SamplingSpec
 from scdd.evals.measure.store import MeasureContext, Measurement, Store
-from scdd.evals.measure.walk import StartRows, Uncorrected, WalkedRow, sampling_plan, walk
+from scdd.evals.measure.walk import Uncorrected, WalkedRow, sampling_plan, walk
 from scdd.processes.base import Process
 from scdd.processes.gidd import GIDD
 from scdd.processes.scdd import SCDD
@@ -31,6 +31,7 @@ from scdd.samplers.base import Model, grid
 from scdd.samplers.plan import SamplingPlan
 from scdd.schedules.peaked import Peaked
 from tests import tiny
+from tests.evals.worlds import free_rows
 from tests.samplers.tables import Truth, table
 
 VOCAB = Vocab(9, 8)
@@ -47,7 +48,7 @@ def test_a_perfect_denoiser_corrects_at_the_intrinsic_rate(kind: type[Process]) 
     x = torch.arange(40) % VOCAB.K
     settings = SamplingPlan(Ancestral(), grid("uniform", 12), batch_size=100, rows_per_forward=100)
     z = torch.full((200, 40), VOCAB.mask_id)
-    tokens, _, moves, nfe = columns(walk(Model(Truth(x, VOCAB), process), settings, StartRows(z, None, range(200))))
+    tokens, _, moves, nfe = columns(walk(Model(Truth(x, VOCAB), process), settings, free_rows(z)))
     assert (tokens == x).all()
     assert set(nfe) == {12}
     found = rates(moves, 40, process, settings.times)
@@ -65,7 +66,7 @@ def test_without_correction_visible_tokens_stay() -> None:
     settings = SamplingPlan(Uncorrected(Ancestral()), grid("uniform", 8), batch_size=50, rows_per_forward=50)
     z = torch.full((50, 20), VOCAB.mask_id)
     z[:, 3] = 5
-    tokens, first, moves, _ = columns(walk(Model(table(VOCAB), process), settings, StartRows(z, None, range(50))))
+    tokens, first, moves, _ = columns(walk(Model(table(VOCAB), process), settings, free_rows(z)))
     assert (tokens != VOCAB.mask_id).all()
     assert (tokens[:, 3] == 5).all()
     assert moves[..., 1].sum() == 0
@@ -73,7 +74,7 @@ def test_without_correction_visible_tokens_stay() -> None:
     assert (first == tokens).all()
     # noise is never drawn either: a perfect denoiser is still perfect
     x = torch.arange(20) % VOCAB.K
-    masks = StartRows(torch.full((50, 20), VOCAB.mask_id), None, range(50))
+    masks = free_rows(torch.full((50, 20), VOCAB.mask_id))
     right = walk(Model(Truth(x, VOCAB), process), settings, masks)
     assert all(row.tokens == x.tolist() for row in right)
 
@@ -81,7 +82,7 @@ def test_without_correction_visible_tokens_stay() -> None:
 def test_first_tokens_are_the_text_before_its_corrections() -> None:
     process = SCDD(VOCAB, Peaked(0.3))
     settings = SamplingPlan(Ancestral(), grid("uniform", 8), batch_size=50, rows_per_forward=50)
-    masks = StartRows(torch.full((50, 20), VOCAB.mask_id), None, range(50))
+    masks = free_rows(torch.full((50, 20), VOCAB.mask_id))
     tokens, first, moves, _ = columns(walk(Model(table(VOCAB), process), settings, masks))
     assert 0 < (first != tokens).sum() <= moves[..., 1].sum()
 
@@ -97,19 +98,19 @@ def test_samples_do_not_depend_on_the_batch(scdd: EvalModel, tmp_path: Path) -> 
     b = draw(MeasureContext(store, batch_size=5), scdd, spec, follow=False)
     assert [row.tokens for row in a] == [row.tokens for row in b]
     assert {row.nfe for row in a} == {4}
-    texts = [scdd.text(ended(row.tokens[1:-1], scdd.tokenizer.eos_id)) for row in a]
+    texts = [scdd.engine.text(ended(row.tokens[1:-1], scdd.lm.tokenizer.eos_id)) for row in a]
     assert texts == [s.text for s in scdd.lm.generate(5, steps=4)], "the same texts as `scdd sample` gives"
 
 
 def test_equal_evaluations(scdd: EvalModel, tmp_path: Path) -> None:
     """Rounds after the walk come out of the same budget; a final step that is left out gives one back."""
     assert sampling_plan(scdd, SamplingSpec(1, 8), 1).steps == 8
-    assert sampling_plan(scdd, SamplingSpec(1, 8, final="none"), 1).steps == 9
+    assert sampling_plan(scdd, SamplingSpec(1, 8, changes={"final": "none"}), 1).steps == 9
     with pytest.raises(UserError, match="leaves none"):
-        sampling_plan(scdd, SamplingSpec(1, 8, sampler="gidd-correct"), 1)
-    assert sampling_plan(scdd, SamplingSpec(1, 70, sampler="gidd-correct"), 1).steps == 6
+        sampling_plan(scdd, SamplingSpec(1, 8, changes={"sampler": "gidd-correct"}), 1)
+    assert sampling_plan(scdd, SamplingSpec(1, 70, changes={"sampler": "gidd-correct"}), 1).steps == 6
     context = MeasureContext(Store(tmp_path))
-    assert [row.nfe for row in draw(context, scdd, SamplingSpec(2, 3, final="none"))] == [3, 3]
+    assert [row.nfe for row in draw(context, scdd, SamplingSpec(2, 3, changes={"final": "none"}))] == [3, 3]
 
 
 def test_worth_of_corrections(tmp_path: Path, scdd: EvalModel, ar: EvalModel) -> None:
@@ -169,7 +170,11 @@ def test_measurements_of_other_sampling_defaults_are_not_reused(tmp_path: Path, 
     recipe.write_text(text.replace("steps: 6", "steps: 7"), encoding="utf-8")
     assert [one.hash for one in measured()] == [one.hash for one in before], "steps are always asked for"
     model = open_model(folder, "m", device="cpu")
-    said = SamplingSpec(3, 4, sampler="ancestral", grid="uniform", final="ancestral", top_p=1.0, temperature=1.0)
+    said = SamplingSpec(
+        3,
+        4,
+        changes={"sampler": "ancestral", "grid": "uniform", "final": "ancestral", "top_p": 1.0, "temperature": 1.0},
+    )
     assert measure_samples(context, model, said).hash == before[0].hash, "the same, said aloud"
-    whole = replace(said, length=model.room)
+    whole = replace(said, length=model.engine.room)
     assert measure_samples(context, model, whole).hash == before[0].hash, "so is a length that fills the context"

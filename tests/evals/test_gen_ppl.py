@@ -28,7 +28,7 @@ def test_own_judge_is_the_models_likelihood(ar: EvalModel) -> None:
     tokens = ar.lm.tokenizer.encode(TEXTS[0])
     row = [ar.lm.tokenizer.bos_id, *tokens]
     assert found[0].tokens == len(tokens)
-    assert found[0].nats == pytest.approx(likelihood(ar.lm.network, ar.process, [row])[0].nats[0], rel=1e-5)
+    assert found[0].nats == pytest.approx(likelihood(ar.lm.network, ar.lm.process, [row])[0].nats[0], rel=1e-5)
     assert found[1] == TextNats(0.0, 0)
 
 

@@ -15,11 +15,12 @@ import pytest
 
 from scdd.cli.main import main
 from scdd.core import UserError
+from scdd.data.shards import MemoryTokens
 from scdd.evals.measure.judge import Matched, estimate_cost, measure_denoised, measure_judge, prompts, verdict
 from scdd.evals.measure.judge_client import ASPECTS, JudgeClient, JudgeServer, parse_scores, parse_winner
 from scdd.evals.measure.model import EvalModel, open_model
 from scdd.evals.measure.store import MeasureContext, Store
-from scdd.evals.measure.texts import rows, stream
+from scdd.evals.measure.texts import rows
 from scdd.samplers.options import GridOptions
 from tests import tiny
 
@@ -185,7 +186,7 @@ def test_both_systems_start_from_the_same_noise(
 ) -> None:
     _, url = server
     tokenizer = scdd.lm.tokenizer
-    some = rows(stream(tokenizer, [tiny.TEXT] * 6), tokenizer, 20, 6, whole=True)
+    some = rows(MemoryTokens.encoded([tiny.TEXT] * 6, tokenizer), tokenizer, 20, 6, whole=True)
     gidd = open_model(checkpoints["gidd"], device="cpu")
     context, how = MeasureContext(Store(tmp_path)), Matched(nfe=3)
     texts = tuple(measure_denoised(context, model, scdd, some, how) for model in (scdd, gidd))
@@ -203,7 +204,7 @@ def test_both_systems_start_from_the_same_noise(
 
 def test_a_system_mends_in_its_own_way(tmp_path: Path, scdd: EvalModel) -> None:
     tokenizer = scdd.lm.tokenizer
-    some = rows(stream(tokenizer, [tiny.TEXT] * 6), tokenizer, 20, 6, whole=True)
+    some = rows(MemoryTokens.encoded([tiny.TEXT] * 6, tokenizer), tokenizer, 20, 6, whole=True)
     context, how = MeasureContext(Store(tmp_path)), Matched(nfe=3)
     plain = measure_denoised(context, scdd, scdd, some, how)
     greedy = measure_denoised(context, scdd, scdd, some, how, own={"final": "greedy"})

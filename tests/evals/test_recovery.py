@@ -9,6 +9,7 @@ import torch
 
 from scdd.core import UserError, Vocab
 from scdd.core.rng import CounterRNG
+from scdd.data.shards import MemoryTokens
 from scdd.evals.measure.model import EvalModel, open_model
 from scdd.evals.measure.recovery import (
     Repaired,
@@ -22,14 +23,14 @@ from scdd.evals.measure.recovery import (
 from scdd.evals.measure.reference_lm import OwnReferenceLM
 from scdd.evals.measure.specs import RecoverySpec, Repair, repair_name
 from scdd.evals.measure.store import MeasureContext, Store
-from scdd.evals.measure.texts import rows, stream
+from scdd.evals.measure.texts import rows
 from scdd.evals.measure.typos import KINDS, Piece, mistype, typed
-from scdd.evals.measure.walk import StartRows, framed_rows, repaired
+from scdd.evals.measure.walk import framed_rows, repaired
 from scdd.processes.scdd import SCDD
 from scdd.samplers.base import Model
 from scdd.schedules.peaked import Peaked
 from tests import tiny
-from tests.evals.worlds import uniform
+from tests.evals.worlds import free_rows, uniform
 from tests.samplers.tables import Table, Truth
 
 VOCAB = Vocab(9, 3)
@@ -55,7 +56,7 @@ def test_corruption_is_exact_and_uniform() -> None:
 def test_a_perfect_denoiser_recovers_all(repair: Repair) -> None:
     process = SCDD(VOCAB, Peaked(0.2))
     x = VOCAB.token(torch.arange(30) % VOCAB.K)
-    rows = StartRows(x.expand(20, -1), None, range(20))
+    rows = free_rows(x.expand(20, -1))
     found = recover(Model(Truth(x, VOCAB), process), rows, RecoverySpec(7, repair))
     rates = token_scores(found, framed=False)
     assert {name: rates[name]["value"] for name in rates} == {"touch": 1.0, "recovery": 1.0, "damage": 0.0}
@@ -67,7 +68,7 @@ def test_outside_the_nucleus_all_is_touched_if_doubts_come_from_it() -> None:
     logits[:, 0] = 0.72
     model = Model(Table(logits.log(), VOCAB), SCDD(VOCAB, Peaked(0.2)))
     z = torch.full((200, 10), 5)
-    rows, stays = StartRows(z, None, range(200)), {}
+    rows, stays = free_rows(z), {}
     for nucleus in (False, True):
         repair = Repair(top_p=0.7, nucleus=nucleus)
         stays[nucleus] = torch.tensor(repaired(model, repair, rows, 0, 50)) == z
@@ -82,7 +83,7 @@ def test_a_clueless_denoiser_damages() -> None:
     """x_θ = u: clean and corrupted tokens look alike to it, so they are touched alike."""
     process = SCDD(VOCAB, Peaked(0.2))
     x = VOCAB.token(torch.arange(40) % VOCAB.K)
-    rows = StartRows(x.expand(150, -1), None, range(150))
+    rows = free_rows(x.expand(150, -1))
     found = token_scores(recover(Model(uniform(VOCAB), process), rows, RecoverySpec(10, Repair(4, 2))), framed=False)
     gap = abs(found["touch"]["value"] - found["damage"]["value"])
     assert gap < 4 * (found["touch"]["error"] + found["damage"]["error"])
@@ -107,14 +108,14 @@ def test_one_pass_is_what_correct_does_at_its_strength(scdd: EvalModel, timed: E
 
 def one_pass(model: EvalModel, repair: Repair) -> str:
     """The repaired text, the same as `LM.correct` gives."""
-    tokens = model.tokenizer.encode(tiny.TEXT)[: model.room]
-    rows = framed_rows([model.framed(tokens)] * 3, range(3), model.lm.device)
-    done = repaired(model.sampled, repair, rows, batch_size=2)
+    tokens = model.lm.tokenizer.encode(tiny.TEXT)[: model.engine.room]
+    rows = framed_rows([model.engine.framed(tokens)] * 3, range(3), model.lm.device)
+    done = repaired(model.engine.model, repair, rows, batch_size=2)
     assert done == [done[0]] * 3
-    text, threshold = model.tokenizer.decode(tokens), repair.threshold
+    text, threshold = model.lm.tokenizer.decode(tokens), repair.threshold
     assert threshold is not None
     mended = model.lm.correct(text, mode="pass", threshold=threshold, strength=repair.strength).text
-    assert model.text(done[0][1:-1]) == mended
+    assert model.engine.text(done[0][1:-1]) == mended
     return mended
 
 
@@ -177,7 +178,7 @@ def test_words_are_scored_by_the_tokens_under_them() -> None:
 
 def test_measurements(tmp_path: Path, scdd: EvalModel, ar: EvalModel) -> None:
     tokenizer = scdd.lm.tokenizer
-    some = rows(stream(tokenizer, [tiny.TEXT] * 6), tokenizer, 24, 5, whole=True)
+    some = rows(MemoryTokens.encoded([tiny.TEXT] * 6, tokenizer), tokenizer, 24, 5, whole=True)
     reference, context = OwnReferenceLM(ar), MeasureContext(Store(tmp_path))
     found = measure_recovery(context, scdd, some, RecoverySpec(4, Repair(8, 2)), reference).result
     assert found["rows"] == 5
@@ -192,7 +193,7 @@ def test_refusals(tmp_path: Path, checkpoints: dict[str, Path], scdd: EvalModel)
     with pytest.raises(UserError, match=r"in \(0, 1\)"):
         Repair(threshold=1.0)
     tokenizer = scdd.lm.tokenizer
-    some = rows(stream(tokenizer, [tiny.TEXT]), tokenizer, 8, 2, whole=True)
+    some = rows(MemoryTokens.encoded([tiny.TEXT], tokenizer), tokenizer, 8, 2, whole=True)
     with pytest.raises(UserError, match="smaller K"):
         measure_recovery(MeasureContext(Store(tmp_path)), scdd, some, RecoverySpec(7))
     masked = open_model(checkpoints["mdlm"], device="cpu")

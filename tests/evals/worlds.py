@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from scdd.core import Vocab
+from scdd.evals.measure.walk import StartRows
 from scdd.objectives.elbo import nelbo
 from scdd.processes.base import Process
 from scdd.processes.gidd import GIDD
@@ -27,6 +28,11 @@ PROCESSES: dict[str, Process] = {
 def uniform(vocab: Vocab) -> Table:
     """x_θ = u wherever it is asked."""
     return Table(torch.zeros(vocab.size, vocab.size), vocab)
+
+
+def free_rows(z: Tensor) -> StartRows:
+    """Rows that may change anywhere."""
+    return StartRows(z, torch.zeros_like(z, dtype=torch.bool), range(len(z)))
 
 
 def truth(x: Tensor, vocab: Vocab) -> Truth:

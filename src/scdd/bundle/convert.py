@@ -9,6 +9,7 @@ from typing import Any
 
 import safetensors
 from safetensors.torch import load_file
+from torch import Tensor
 
 from scdd.bundle.folder import TOKENIZER, Identity, write
 from scdd.bundle.layouts import Loadable, from_gidd, from_reference, with_averages
@@ -98,9 +99,9 @@ def recipe_text(config: DiTConfig) -> str:
 def _file(source: Path) -> Path:
     if source.is_file():
         return source
-    for name in CANDIDATES:
-        if (source / name).is_file():
-            return source / name
+    for file in (source / name for name in CANDIDATES):
+        if file.is_file():
+            return file
     raise UserError(f"{source} holds no checkpoint to convert: name the .ckpt, .pt or .safetensors file itself.")
 
 
@@ -116,11 +117,7 @@ def _state(tree: Any, file: Path) -> dict[str, Loadable]:
     state = tree.get("state_dict", tree) if isinstance(tree, dict) else None
     if not isinstance(state, dict):
         raise UserError(f"{file} holds no weights: name a file that has a state_dict.")
-    return {k: v for k, v in state.items() if isinstance(k, str) and _is_tensor(v)}
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, StoredTensor) or hasattr(value, "detach")
+    return {k: v for k, v in state.items() if isinstance(k, str) and isinstance(v, (Tensor, StoredTensor))}
 
 
 def _step(tree: Any) -> int:

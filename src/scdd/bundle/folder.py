@@ -9,7 +9,7 @@ import platform
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from scdd import __version__
+from scdd.bundle.packed import KINDS, pack, unpack
 from scdd.core.errors import UserError, reason
 from scdd.core.types import Vocab
 
 SCHEMA = 1
 FOREIGN = "process"  # where `extra` notes a process that the recipe cannot name
-KINDS = ("float32", "bfloat16", "int8")
-SCALE = ":scale8"  # ends a scale's name; no attribute of a module can be spelled with a colon
 RECIPE, META, WEIGHTS, TOKENIZER = "recipe.yaml", "meta.json", "model.safetensors", "tokenizer.json"
 FILES = (RECIPE, META, WEIGHTS, TOKENIZER)
 CARD = "README.md"  # a model card: for people and the Hub, never needed to load
@@ -90,8 +89,6 @@ def write(
     called with the temporary folder before anything is renamed, to put further files (`resume/`) under the same
     guarantee.
     """
-    from scdd.bundle.packed import pack
-
     stored = pack(weights, kind)
     with staged(folder) as temporary:
         save_file({k: v.detach().cpu().contiguous().clone() for k, v in stored.items()}, temporary / WEIGHTS)
@@ -171,7 +168,11 @@ def read(source: str | Path, *, device: str | torch.device = "cpu", verify: bool
     """
     folder = locate(source) or _download(str(source))
     meta = _meta(folder)
-    kind = _kind(folder, meta)
+    kind = meta.get("weights", "float32")  # bundles older than the question store them as they are
+    if kind not in KINDS:
+        raise UserError(
+            f'{folder} stores its weights as "{kind}" and this version of scdd reads {", ".join(KINDS)}: upgrade scdd.'
+        )
     if verify and _digest(_required(folder, WEIGHTS)) != meta.get("weights_sha256"):
         raise UserError(f"{folder / WEIGHTS} is damaged (its checksum differs from {META}'s): {CURE}.")
     try:
@@ -219,32 +220,6 @@ def _meta(folder: Path) -> dict[str, Any]:
     return meta
 
 
-def unpack(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What `pack` was given, rounded, in float32 and under its own names; ValueError where a part is missing."""
-    weights: dict[str, Tensor] = {}
-    for name, stored in tensors.items():
-        if stored.dtype == torch.int8:
-            scale = tensors.get(name + SCALE)
-            if stored.dim() != 2 or scale is None or scale.shape != stored.shape[:1]:
-                raise ValueError(f"{name} has no scale for each of its rows")
-            weights[name] = stored.float().mul_(scale[:, None])
-        elif not name.endswith(SCALE):
-            weights[name] = stored.float() if stored.is_floating_point() else stored
-        elif name.removesuffix(SCALE) not in tensors:
-            raise ValueError(f"{name} belongs to no weight")
-    return weights
-
-
-def _kind(folder: Path, meta: dict[str, Any]) -> str:
-    """How the weights are stored; bundles older than the question store them as they are."""
-    kind = meta.get("weights", "float32")
-    if kind not in KINDS:
-        raise UserError(
-            f'{folder} stores its weights as "{kind}" and this version of scdd reads {", ".join(KINDS)}: upgrade scdd.'
-        )
-    return str(kind)
-
-
 def _required(folder: Path, name: str) -> Path:
     if not (folder / name).is_file():
         raise UserError(f"{folder} has no {name}, so it is no complete checkpoint: {CURE}.")
@@ -289,16 +264,13 @@ def _sync(folder: Path) -> None:
 
 
 def _sync_entry(path: Path) -> None:
-    try:
+    # Windows cannot open folders, and some network file systems refuse to sync what is open for reading.
+    with suppress(OSError):
         handle = os.open(path, os.O_RDONLY)
-    except OSError:  # Windows cannot open folders
-        return
-    try:
-        os.fsync(handle)
-    except OSError:  # some network file systems refuse to sync what is open for reading
-        pass
-    finally:
-        os.close(handle)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def _digest(file: Path) -> str:

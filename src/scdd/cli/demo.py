@@ -59,11 +59,9 @@ def demo(
     from scdd.trace.output import check_path
 
     check_path(trace)
-    if run is not None:
-        _show(_trained(run, seconds, device), trace, steps, seed, plain)
-    elif train:
-        with tempfile.TemporaryDirectory(prefix="scdd-demo-") as folder:
-            _show(_trained(Path(folder), seconds, device), trace, steps, seed, plain)
+    if train or run is not None:
+        with tempfile.TemporaryDirectory(prefix="scdd-demo-") as scratch:
+            _show(_trained(run or Path(scratch), seconds, device), trace, steps, seed, plain)
     else:
         _show(o.open_model(None, device=device), trace, steps, seed, plain)
 
@@ -90,12 +88,8 @@ def _show(lm: LM, trace: Path, steps: int | None, seed: int, plain: bool) -> Non
     text = _write(console, lm, steps, seed, live)
     walk = _repair(console, lm, seed)
     fills = _fill(console, lm, steps, seed, live)
-    shown: dict[str, Sample | Correction] = {
-        "a text": text,
-        "a repair": walk,
-        **{f"a gap, fill {i + 1}": fill for i, fill in enumerate(fills)},
-    }
-    write(trace, list(shown.values()), lm.tokenizer, "scdd demo", list(shown))
+    names = ["a text", "a repair", *(f"a gap, fill {i + 1}" for i in range(len(fills)))]
+    write(trace, [text, walk, *fills], lm.tokenizer, "scdd demo", names)
     taken = time.perf_counter() - begun
     _say(console, f"{taken:.0f} seconds on {lm.device.type}. Open {trace} in a browser and watch it step by step.")
 
@@ -116,7 +110,9 @@ def _write(console: Console, lm: LM, steps: int | None, seed: int, live: bool) -
     """The text with its revised tokens marked, some revisions, and their rate beside the process's own."""
     plan = lm.plan(steps=steps, seed=seed, record=True, stop=False)
     run = lm.start(1, prompt=PROMPT, plan=plan)
-    with _section(console, 1, f"A text from {_masks(run.starts[0], lm)} masks and the words {PROMPT!r}"):
+    with _section(
+        console, 1, f"A text from {run.starts[0].count(lm.tokenizer.mask_id)} masks and the words {PROMPT!r}"
+    ):
         sample = follow(run, lm, live)[0]
         assert sample.trajectory is not None
         made = list(revisions(sample.trajectory))
@@ -191,11 +187,8 @@ def _repair(console: Console, lm: LM, seed: int) -> Correction:
             words = (repr(lm.tokenizer.token(tokens[i])) for tokens in (clean, broken, repaired.tokens))
             console.print(_fate(*words), style="dim")
         walk = lm.correct(text, seed=seed, blocks=True, record=True)
-        _say(console, f"\n{_tally(clean, hit, repaired.tokens)}.")
-        _say(
-            console,
-            f"The reverse process (scdd correct, {walk.steps} steps; in the page): {_tally(clean, hit, walk.tokens)}.",
-        )
+        reverse = f"The reverse process (scdd correct, {walk.steps} steps; in the page)"
+        _say(console, f"\n{_tally(clean, hit, repaired.tokens)}.\n{reverse}: {_tally(clean, hit, walk.tokens)}.")
     return walk
 
 
@@ -235,11 +228,10 @@ def _fill(console: Console, lm: LM, steps: int | None, seed: int, live: bool) ->
     """The sentence with its gap, and a few ways to fill it."""
     plan = lm.plan(steps=steps, seed=seed, record=True)
     run = lm.start_infill(GAP, FILLS, blocks=True, plan=plan)
-    start = run.starts[0]
-    with _section(console, 3, f"A gap of {_masks(start, lm)} tokens, filled {FILLS} times"):
+    gap = [i for i, token in enumerate(run.starts[0]) if token == lm.tokenizer.mask_id]
+    with _section(console, 3, f"A gap of {len(gap)} tokens, filled {FILLS} times"):
         _say(console, f"{GAP}\n")
         samples = follow(run, lm, live)
-        gap = [i for i, token in enumerate(start) if token == lm.tokenizer.mask_id]
         for sample in samples:
             console.print(_pieces(lm, sample.tokens, dict.fromkeys(gap, GOOD)))
     return samples
@@ -257,10 +249,6 @@ def _section(console: Console, number: int, title: str) -> Iterator[None]:
 
 def _say(console: Console, text: str) -> None:
     console.print(text, style="dim")
-
-
-def _masks(tokens: Sequence[int], lm: LM) -> int:
-    return sum(token == lm.tokenizer.mask_id for token in tokens)
 
 
 def _pieces(lm: LM, tokens: Sequence[int], styles: dict[int, str]) -> Text:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from scdd.cli.eval_systems import System, parse_system, parse_systems
+from scdd.cli.eval_systems import KEYS, System, parse_system, parse_systems
 from scdd.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -29,8 +29,7 @@ Models = Annotated[
     typer.Option(
         "--model",
         metavar=SYSTEM,
-        help="Checkpoint folder, run folder or Hub id, may be repeated; keys: sampler, process, top_p, temperature, "
-        "top_k, tolerance, grid, final, length, seed. Default: the bundled model.",
+        help=f"Checkpoint folder, run folder or Hub id, may be repeated; keys: {', '.join(KEYS)}. Default: the bundled model.",
     ),
 ]
 Texts = Annotated[
@@ -127,7 +126,7 @@ class Session:
     def measure(
         self, what: str, total: int | None, function: Callable[..., Measurement], *arguments: Any
     ) -> Measurement:
-        """`function` of `asked`, under a bar that says `what`; collected, to be shown in the end."""
+        """`function` of `arguments`, under a bar that says `what`; collected, to be shown in the end."""
         from scdd.evals.measure.progress import bar
         from scdd.evals.measure.store import MeasureContext
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from scdd.core.errors import UserError
+from scdd.core.options import number_type
+from scdd.samplers.options import DRAWING, SamplingOptions
 
 if TYPE_CHECKING:
     from scdd.evals.measure.specs import SamplingSpec
 
-NUMBERS = {**{"top_p": float, "temperature": float, "tolerance": float}, **{"top_k": int, "seed": int, "length": int}}
-WORDS = ("sampler", "grid", "final", "process")
+KEYS = ("process", "seed", "length", *(name for name in DRAWING if name != "steps"))
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class System:
 
     def spec(self, base: SamplingSpec) -> SamplingSpec:
         """`base` with this system's own choices."""
-        return replace(base, **self.sampling)
+        return base.changed(self.sampling)
 
 
 def parse_system(text: str) -> System:
@@ -38,10 +39,10 @@ def parse_system(text: str) -> System:
     chosen: dict[str, Any] = {}
     for item in rest:
         key, equals, value = item.partition("=")
-        if not equals or key not in (*NUMBERS, *WORDS):
-            raise UserError(f"{item!r} in {text!r} is not known: choose from {', '.join((*WORDS, *NUMBERS))}.")
+        if not equals or key not in KEYS:
+            raise UserError(f"{item!r} in {text!r} is not known: choose from {', '.join(KEYS)}.")
         try:
-            chosen[key] = NUMBERS.get(key, str)(value)
+            chosen[key] = (int if key == "seed" else number_type(SamplingOptions, key) or str)(value)
         except ValueError as error:
             raise UserError(f"{key}={value} in {text!r} is not a number: write {key}=0.9 or the like.") from error
     process = chosen.pop("process", None)

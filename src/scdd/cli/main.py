@@ -106,8 +106,8 @@ def import_verb(name: str) -> Any:
     return typer.main.get_command(app)
 
 
-def as_typed(error: UserError, command: Any) -> UserError:
-    """The mistake with its option spelt as the command's flag: `top_p is 2: …` becomes `--top-p is 2: …`."""
+def as_typed(error: UserError, command: Any, words: Sequence[str]) -> UserError:
+    """The mistake with its option spelt as the flag among `words`: `top_p is 2: …` becomes `--top-p is 2: …`."""
     parts = [command, *getattr(command, "commands", {}).values()]
     flags = {
         parameter.name: max(parameter.opts, key=len)
@@ -115,7 +115,9 @@ def as_typed(error: UserError, command: Any) -> UserError:
         for parameter in getattr(part, "params", ())
         if parameter.param_type_name == "option"
     }
-    return error.spelt(flags[error.option]) if error.option in flags else error
+    flag = flags.get(error.option or "")
+    typed = flag is not None and any(word == flag or word.startswith(f"{flag}=") for word in words)
+    return error.spelt(flag) if flag is not None and typed else error
 
 
 def _print_version(wanted: bool) -> None:
@@ -150,7 +152,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         finally:
             flush()
     except UserError as error:
-        for line in str(as_typed(error, getattr(group, "running", None))).splitlines():
+        for line in str(as_typed(error, getattr(group, "running", None), given)).splitlines():
             print(f"error: {line}", file=sys.stderr)
         return 2
     except OSError as error:

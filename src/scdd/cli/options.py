@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 
 from scdd.cli.view import on_terminal
 from scdd.core.errors import UserError
-from scdd.core.options import Options
+from scdd.core.options import Options, number_type
 from scdd.samplers.options import SAMPLER_NAMES, GridKind
 
 if TYPE_CHECKING:
@@ -153,7 +153,10 @@ def with_options(options: type[Options], *names: str, into: str = "chosen") -> C
     """
     properties = TypeAdapter(options).json_schema()["properties"]
     hints = get_type_hints(options)
-    flags = [_flag(name, hints[name], properties[name]["description"]) for name in names or properties]
+    flags = [
+        _flag(name, hints[name], number_type(options, name) or str, properties[name]["description"])
+        for name in names or properties
+    ]
     return _with(flags, lambda given: {name: value for name, value in given.items() if value is not None}, into)
 
 
@@ -172,10 +175,9 @@ def _with(flags: list[inspect.Parameter], gather: Callable[[dict[str, Any]], Any
     return decorate
 
 
-def _flag(name: str, hint: Any, description: str) -> inspect.Parameter:
+def _flag(name: str, hint: Any, kind: type, description: str) -> inspect.Parameter:
     """An optional flag: None, where it is not given, leaves the choice to the model's recipe."""
     parts = [hint, *get_args(hint)]
-    kind = next((part for part in parts if part is int or part is float), str)
     choices = next((get_args(part) for part in parts if get_origin(part) is Literal), ())
     choices = choices or {"sampler": SAMPLER_NAMES, "grid": get_args(GridKind)}.get(name, ())
     spelt = [each for each in choices if each != "remdm"]  # which is remdm-cap

@@ -66,15 +66,9 @@ def prepare(
         workers=workers or _cores(),
         overwrite=overwrite,
     )
-    start = time.monotonic()
-    last = _show(run(job))
+    start, console = time.monotonic(), Console(stderr=True)
+    last = _bar(run(job), console) if console.is_terminal else _lines(run(job))
     _summary(job, last, time.monotonic() - start)
-
-
-def _show(steps: Iterator[PrepareProgress]) -> PrepareProgress:
-    """Follow the work to its end, on a bar or in lines."""
-    console = Console(stderr=True)
-    return _bar(steps, console) if console.is_terminal else _lines(steps)
 
 
 def _stage(step: PrepareProgress) -> str:

@@ -65,14 +65,16 @@ def serve(
     if log_level not in LEVELS:
         raise UserError(f"--log-level is {log_level!r}: choose one of {', '.join(LEVELS)}.")
 
+    import torch
+
     from scdd.serve import Limits, create_app
     from scdd.serve.guard import LOOPBACK
-    from scdd.serve.limits import shaped
     from scdd.serve.run import run
 
     lm = o.open_model(model, process, device, changes)
     if compile:
         lm.compile()
+    on_gpu = lm.device.type != "cpu"
     limits = Limits(
         body=max_body,
         length=max_length or 4 * lm.engine.room,
@@ -80,15 +82,18 @@ def serve(
         texts=max_texts,
         queue=max_queue,
         seconds=timeout,
+        batch=batch_size or (64 if on_gpu else 16),
+        workers=workers or 1,
+        rows_per_forward=group or (64 if on_gpu else None),
     )
-    limits = shaped(limits, lm, batch=batch_size, workers=workers, rows_per_forward=group)
     app = create_app(
         lm,
         limits,
         token=token,
         hosts=(*LOOPBACK, host) if local and token is None else None,
         name=name,
-        threads=_threads(limits.workers) if lm.device.type == "cpu" else None,
+        # of torch, for each worker: said aloud, since OpenMP's own choice is slower here
+        threads=None if on_gpu else max(1, torch.get_num_threads() // limits.workers),
         lent=True,
     )
     run(app, host, port, log_level, lambda address: typer.echo(greeting(app.state.service, address), err=True))
@@ -127,13 +132,6 @@ def greeting(service: Service, address: str) -> str:
         f"  playground  {address}/\n"
         f"  API         {address}/docs, for OpenAI's clients {address}/v1"
     )
-
-
-def _threads(workers: int) -> int:
-    """Of torch, for each worker: said aloud, since OpenMP's own choice is slower here."""
-    import torch
-
-    return max(1, torch.get_num_threads() // workers)
 
 
 def is_loopback(host: str) -> bool:

@@ -106,6 +106,12 @@ class Rule:
 _HOLDS: dict[str, Callable[[Any, float], bool]] = {"ge": ge, "gt": gt, "le": le, "lt": lt}  # NaN holds nowhere
 
 
+def number_type(options: Any, name: str) -> type | None:
+    """int or float, where an option is a number."""
+    rule = _rules_of(options).get(name)
+    return None if rule is None else rule.number
+
+
 @cache
 def _rules_of(options: Any) -> dict[str, Rule]:
     """The rule of every field that has one."""

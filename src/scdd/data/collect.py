@@ -130,11 +130,6 @@ class Collector:
         self.journal.place = place
         self.journal.save()
 
-    def finish(self, place: tuple[int, int]) -> None:
-        """Close the last shards; `place` is past the last document, so a rerun finds nothing left to read."""
-        if any(self.pending.values()):
-            self.flush(place)
-
     def progress(self, stage: str, position: int, total: int) -> PrepareProgress:
         """How far it is, documents that are in no shard yet included."""
         pending = [piece for pieces in self.pending.values() for piece in pieces]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 
 from scdd.core.errors import UserError
 
@@ -74,16 +75,10 @@ def _apply(rules: list[_Rule], text: str) -> str:
     return "\n".join(lines)
 
 
-def lm1b(text: str) -> str:
-    """One Billion Words: `he 's , well , fine .` → `he's, well, fine.`"""
-    return _apply(_LM1B, text)
-
-
-def wikitext(text: str) -> str:
-    """WikiText-2 and -103: `a guest @-@ starring role ( 2000 ) .` → `a guest-starring role (2000).`"""
-    return _apply(_WIKITEXT, text)
-
-
+lm1b: Detokenizer = partial(_apply, _LM1B)
+"""One Billion Words: `he 's , well , fine .` → `he's, well, fine.`"""
+wikitext: Detokenizer = partial(_apply, _WIKITEXT)
+"""WikiText-2 and -103: `a guest @-@ starring role ( 2000 ) .` → `a guest-starring role (2000).`"""
 DETOKENIZERS: dict[str, Detokenizer] = {"lm1b": lm1b, "wikitext": wikitext}
 
 

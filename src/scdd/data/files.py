@@ -9,12 +9,12 @@ import json
 import lzma
 import os
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from scdd.core.errors import UserError
 
-COMPRESSIONS = (".xz", ".gz", ".zst")
 # What the decompressors raise on a damaged file; a file cut short raises EOFError.
 DAMAGE = (lzma.LZMAError, gzip.BadGzipFile, zlib.error, EOFError)
 _CHUNK = 1 << 20
@@ -23,12 +23,12 @@ _CHUNK = 1 << 20
 class _Zstd(io.RawIOBase):
     """A .zst file's text, over any number of frames, refusing a last frame that is cut short."""
 
-    def __init__(self, raw: BinaryIO, path: Path) -> None:
+    def __init__(self, raw: BinaryIO) -> None:
         try:
             import zstandard
         except ImportError as error:
             raise UserError(
-                f"{path} needs the zstandard package: pip install zstandard, or unpack the file."
+                f"{raw.name} needs the zstandard package: pip install zstandard, or unpack the file."
             ) from error
         self._new = zstandard.ZstdDecompressor().decompressobj
         self._errors = zstandard.ZstdError
@@ -58,19 +58,19 @@ class _Zstd(io.RawIOBase):
         return count
 
 
+COMPRESSIONS: dict[str, Callable[[BinaryIO], Any]] = {".xz": lzma.open, ".gz": gzip.open, ".zst": _Zstd}
+
+
 def open_input(path: Path) -> tuple[BinaryIO, BinaryIO]:
     """(the text's bytes, the raw file whose `tell()` shows how much of the disk has been read)."""
     try:
         raw = open(path, "rb")  # noqa: SIM115  the caller closes both
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}): check the path and its permissions.") from error
-    if path.suffix == ".xz":
-        return cast(BinaryIO, io.BufferedReader(lzma.open(raw), _CHUNK)), raw
-    if path.suffix == ".gz":
-        return cast(BinaryIO, io.BufferedReader(gzip.open(raw), _CHUNK)), raw
-    if path.suffix == ".zst":
-        return cast(BinaryIO, io.BufferedReader(_Zstd(raw, path), _CHUNK)), raw
-    return raw, raw
+    if path.suffix not in COMPRESSIONS:
+        return raw, raw
+    unpacked = COMPRESSIONS[path.suffix](raw)
+    return cast(BinaryIO, io.BufferedReader(unpacked, _CHUNK)), raw
 
 
 def make_folder(path: Path) -> None:

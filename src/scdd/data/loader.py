@@ -8,6 +8,7 @@ import queue
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -101,18 +102,14 @@ class Loader:
         return blocks
 
     def __iter__(self) -> Iterator[Batch]:
-        pin = self.device.type == "cuda"
-        for batch in _prefetched(self._batches(self.cursor, pin), self.prefetch):
+        for batch in _prefetched(self._batches(self.cursor), self.device, self.prefetch):
             # Before it is used: a state saved after the step names the next batch.
             self.cursor += self.batch_size
-            yield batch.to(self.device)
+            yield batch
 
-    def _batches(self, cursor: int, pin: bool) -> Iterator[Batch]:
-        while True:
-            start = cursor + self.first_row
-            batch = _batch(self.blocks, self.samples(start, start + self.rows))
-            yield batch.pinned() if pin else batch
-            cursor += self.batch_size
+    def _batches(self, cursor: int) -> Iterator[Batch]:
+        for start in count(cursor + self.first_row, self.batch_size):
+            yield _batch(self.blocks, self.samples(start, start + self.rows))
 
     def state_dict(self) -> dict[str, int | str]:
         """The cursor, and what it is a cursor of."""
@@ -143,18 +140,15 @@ def validation_batches(
 
     Only the first `real` rows of a batch count; the others repeat the last block. Summed over ranks, each block counts once.
     """
-    count = len(blocks) if limit is None else min(limit, len(blocks))
+    total = len(blocks) if limit is None else min(limit, len(blocks))
     rows = rank.rows(batch_size)
-    pin = torch.device(device).type == "cuda"
 
     def batches() -> Iterator[Batch]:
-        for start in range(rank.index * rows, rank.index * rows + count, batch_size):
+        for start in range(rank.index * rows, rank.index * rows + total, batch_size):
             wanted = np.arange(start, start + rows, dtype=np.int64)
-            batch = _batch(blocks, np.minimum(wanted, count - 1), real=int((wanted < count).sum()))
-            yield batch.pinned() if pin else batch
+            yield _batch(blocks, np.minimum(wanted, total - 1), real=int((wanted < total).sum()))
 
-    for batch in _prefetched(batches(), depth=2):
-        yield batch.to(device)
+    return _prefetched(batches(), torch.device(device), depth=2)
 
 
 def _batch(blocks: Blocks, indices: np.ndarray[Any, np.dtype[np.int64]], real: int | None = None) -> Batch:
@@ -163,10 +157,12 @@ def _batch(blocks: Blocks, indices: np.ndarray[Any, np.dtype[np.int64]], real: i
     return Batch(torch.from_numpy(tokens), owners, len(indices) if real is None else real)
 
 
-def _prefetched(batches: Iterator[Batch], depth: int) -> Iterator[Batch]:
-    """The same batches, made by a thread up to `depth` ahead; its errors are raised here, and it ends when we do."""
+def _prefetched(batches: Iterator[Batch], device: torch.device, depth: int) -> Iterator[Batch]:
+    """The batches on `device`, made by a thread up to `depth` ahead; its errors are raised here, and it ends when we do."""
+    if device.type == "cuda":
+        batches = map(Batch.pinned, batches)
     if depth < 1:
-        yield from batches
+        yield from (batch.to(device) for batch in batches)
         return
     ready: queue.Queue[Batch | Exception | None] = queue.Queue(depth)
     stop = threading.Event()
@@ -193,7 +189,7 @@ def _prefetched(batches: Iterator[Batch], depth: int) -> Iterator[Batch]:
         while (item := ready.get()) is not None:
             if isinstance(item, Exception):
                 raise item
-            yield item
+            yield item.to(device)
     finally:
         stop.set()
         thread.join()

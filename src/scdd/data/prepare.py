@@ -92,7 +92,7 @@ def _work(
         for batch in encoded:
             collector.add(batch)
             yield collector.progress("tokens", batch.position, total)
-    collector.finish((len(sources), 0))
+    collector.flush((len(sources), 0))  # past the last document: a rerun finds nothing left to read
     if not any(info.shards for info in journal.splits.values()):
         raise UserError(f"{', '.join(job.sources)}: no text found; check the files, and the field that holds it.")
     write_manifest(job.out, tokenizer, about, journal.splits)

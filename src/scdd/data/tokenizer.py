@@ -48,7 +48,9 @@ class TextTokenizer:
         self._tokenizer.no_truncation()
         self._tokenizer.encode_special_tokens = True
         self._document: dict[str, Any] = json.loads(document)
-        self.bos, self.eos, self.mask = _roles(self._document, place)
+        if (roles := _template(self._document)) is None:
+            raise UserError(f"{place} does not say which tokens are [BOS], [EOS] and [MASK]: load it with from_file.")
+        self.bos, self.eos, self.mask = roles
         self.bos_id, self.eos_id, self.mask_id = (self._id(name) for name in (self.bos, self.eos, self.mask))
         self.size: int = max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
         if self.mask in _PAD_NAMES or self.mask_id in (self.bos_id, self.eos_id):
@@ -153,17 +155,22 @@ class TextTokenizer:
     @cached_property
     def hash(self) -> str:
         """sha256 of the canonical tokenizer.json: two tokenizers with the same hash give the same ids."""
-        return hashlib.sha256(_canonical(self._document).encode()).hexdigest()
+        return hashlib.sha256(self.to_str().encode()).hexdigest()
 
     def to_str(self) -> str:
         """The canonical tokenizer.json."""
-        return _canonical(self._document)
+        document = self._document
+        model = dict(document["model"])
+        if isinstance(model.get("merges"), list):
+            # One spelling for one tokenizer: older versions of the library write a merge as "a b", newer as ["a", "b"].
+            model["merges"] = [m.split(" ") if isinstance(m, str) else m for m in model["merges"]]
+        return json.dumps({**document, "model": model}, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
 
     def save(self, path: str | Path) -> Path:
         """Write tokenizer.json (into `path` if it is a folder)."""
         path = Path(path)
         path = path / "tokenizer.json" if path.is_dir() else path
-        write_atomically(path, (_canonical(self._document) + "\n").encode())
+        write_atomically(path, (self.to_str() + "\n").encode())
         return path
 
     def __len__(self) -> int:
@@ -203,14 +210,6 @@ def _parsed(document: str, place: str) -> Tokenizer:
         ) from error
 
 
-def _canonical(document: dict[str, Any]) -> str:
-    """One spelling for one tokenizer: older versions of the library write a merge as "a b", newer ones as ["a", "b"]."""
-    model = dict(document["model"])
-    if isinstance(model.get("merges"), list):
-        model["merges"] = [m.split(" ") if isinstance(m, str) else m for m in model["merges"]]
-    return json.dumps({**document, "model": model}, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-
-
 def _first(tokenizer: Tokenizer, names: Sequence[str]) -> str | None:
     return next((name for name in names if tokenizer.token_to_id(name) is not None), None)
 
@@ -223,10 +222,3 @@ def _template(document: dict[str, Any]) -> tuple[str, str, str] | None:
     ends = [piece["SpecialToken"]["id"] for piece in processor["single"] if "SpecialToken" in piece]
     masks = [name for name in processor["special_tokens"] if name not in ends]
     return (ends[0], ends[1], masks[0]) if len(ends) == 2 and len(masks) == 1 else None
-
-
-def _roles(document: dict[str, Any], place: str) -> tuple[str, str, str]:
-    roles = _template(document)
-    if roles is None:
-        raise UserError(f"{place} does not say which tokens are [BOS], [EOS] and [MASK]: load it with from_file.")
-    return roles

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import final
 
 from scdd.core.types import Vocab
 
@@ -14,4 +14,3 @@ class Autoregressive:
     """Stands where a diffusion model has its `Process`: there is nothing to noise and nothing to reverse."""
 
     vocab: Vocab
-    autoregressive: ClassVar[bool] = True

@@ -9,7 +9,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from functools import cached_property
 from importlib import import_module
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -28,8 +27,6 @@ Time = Tensor | float | Levels
 
 class Process(ABC):
     """A forward process with the marginals of `eq:marginal`; a concrete one says its kernel and its rates, no more."""
-
-    autoregressive: ClassVar[bool] = False
 
     def __init__(self, vocab: Vocab, schedule: Schedule) -> None:
         schedule.check()

@@ -24,7 +24,7 @@ def explain(error: ValidationError, tree: Mapping[str, Any], source: str, overri
         # A finding about a whole section names the keys that do not agree: the override of one of them is the cause.
         named = [at for at in related if at.rpartition(".")[2] in finding["msg"].split()]
         culprit = overrides[(named or related)[0]] if related else None
-        where = source if culprit is None else f"--set {culprit}"
+        where = source if culprit is None else culprit
         sentence = _sentence(finding, keys, tree)
         lines.append(f"{where}: {sentence}{'' if sentence.endswith('?') else '.'}")
     return UserError("\n".join(dict.fromkeys(lines)))

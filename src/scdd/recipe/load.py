@@ -99,7 +99,7 @@ def _overridden(tree: Mapping[str, Any], overrides: Iterable[str]) -> tuple[dict
     """(The tree with `a.b=c` carried out, which override set which path)."""
     changed: dict[str, Any] = deepcopy(dict(tree))
     paths: dict[str, str] = {}
-    for assignment in overrides:
+    for assignment in (overrides,) if isinstance(overrides, str) else overrides:
         from scdd.recipe.overrides import override
 
         paths[override(changed, assignment)] = assignment

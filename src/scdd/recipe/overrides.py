@@ -1,4 +1,4 @@
-"""`--set a.b=c`: change one setting of a recipe's tree before it is checked."""
+"""`a.b=c`: change one setting of a recipe's tree before it is checked."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def override(tree: dict[str, Any], assignment: str) -> str:
     path, equals, text = assignment.partition("=")
     keys = path.strip().split(".")
     if not equals or not all(keys):
-        raise UserError(f"--set {assignment}: write it as path.to.key=value, such as training.steps=100.")
+        raise UserError(f"{assignment}: write it as path.to.key=value, such as training.steps=100.")
     try:
         value = parse(text)
     except yaml.YAMLError as error:
-        raise UserError(f"--set {assignment}: {text!r} is not YAML; quote it.") from error
+        raise UserError(f"{assignment}: {text!r} is not YAML; quote it.") from error
     node: Any = tree
     hint: Any = Recipe
     for depth, key in enumerate(keys[:-1], start=1):
@@ -34,7 +34,7 @@ def override(tree: dict[str, Any], assignment: str) -> str:
         hint = known.get(key)
         if (key in known and not members(hint)) or not isinstance(node.setdefault(key, default_of(section, key)), dict):
             whole = ".".join(keys[:depth])
-            raise UserError(f"--set {assignment}: {whole} is a value, not a section; set {whole} as a whole.")
+            raise UserError(f"{assignment}: {whole} is a value, not a section; set {whole} as a whole.")
         node = node[key]
     if keys[-1] == "kind":
         _forget_other_kind(node, hint, value)

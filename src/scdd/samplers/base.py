@@ -57,7 +57,9 @@ class State:
     counts: Tensor  # [B, 3] int64: positions unmasked, corrected and remasked so far
     nfe: Tensor  # [B] int64: network evaluations so far
     done: Tensor  # [B]: rows that have finished early
-    memory: dict[str, Any] = field(default_factory=dict)  # the sampler's own
+    memory: dict[str, Any] = field(
+        default_factory=dict
+    )  # the sampler's own, the one thing here that steps may write to
 
 
 class Step(NamedTuple):
@@ -84,6 +86,7 @@ class Context:
     rng: CounterRNG
     evaluated: Prediction | None
     """None for samplers that read the network themselves."""
+
     @property
     def memory(self) -> dict[str, Any]:
         """The sampler's own scratchpad, kept from step to step."""
@@ -193,7 +196,10 @@ def grid(kind: str = "uniform", steps: int = 128, start: float = 1.0) -> Grid:
 
 def checked(times: Sequence[float]) -> Grid:
     """Times of a caller's own; a time may repeat (ReMDM's loop stays at one level), never rise, and 0 comes last."""
-    times = tuple(float(t) for t in times)
+    try:
+        times = tuple(float(t) for t in times)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"grid is {times!r}: give the name of a grid, or falling times from 1 to 0.", "grid") from error
     if len(times) < 2 or times[-1] != 0.0 or not 0.0 < times[0] <= 1.0:
         raise UserError("A time grid needs at least two times, the first in (0, 1] and the last 0.")
     if any(later > earlier for earlier, later in pairwise(times)):

@@ -27,7 +27,7 @@ class SamplingPlan(Options):
     """Filters of the drawn tokens alone, where they differ from x_θ(z_t)'s: a correction may want the whole x_θ to doubt
     a token, and its nucleus to replace it."""
     options: SamplingOptions = DEFAULT
-    """What the plan was made from: the loop reads the final step and the tolerance there."""
+    """What else was chosen: the final step, the tolerance. Sampler, times and filters stand in their own fields."""
     seed: int = 0
     batch_size: Count = 16
     """Rows drawn together."""
@@ -71,7 +71,8 @@ CHOICES = tuple(SamplingChanges.__annotations__)
 def make_plan(base: SamplingOptions, changes: Mapping[str, Any], start: float | None = None) -> SamplingPlan:
     """The plan that a model's own sampling options and a caller's `changes` amount to; None changes nothing.
 
-    The one way to a plan: the command line, Python, REST, recipes and evaluations all come through here. A sampler may be
+    The one way to a plan: the command line, Python, REST, recipes and evaluations all come through here. What a recipe
+    chooses is switched off where the model is loaded (`overrides=["sampling.top_k=null"]`), not by None. A sampler may be
     a name, options, or a `Sampler` of your own; a grid a kind, or times of your own. `start` begins the grid there.
     """
     for name in changes:
@@ -81,6 +82,8 @@ def make_plan(base: SamplingOptions, changes: Mapping[str, Any], start: float | 
             raise OptionError(f"There is no sampling option {name!r}: {cure}", name)
     run = {name: changes[name] for name in RUN_OPTIONS if changes.get(name) is not None}
     times = changes.get("grid") if not isinstance(changes.get("grid"), str) else None
+    if times is not None and changes.get("steps") is not None:
+        raise OptionError("steps are given, and times of your own, which say how many: leave one of them out.", "steps")
     wishes = {name: value for name, value in changes.items() if name not in RUN_OPTIONS}
     options = _changed(base, {**wishes, "grid": None if times is not None else wishes.get("grid")})
     return SamplingPlan(

@@ -125,14 +125,10 @@ def _model_routes(service: Service) -> APIRouter:
     )  # fmt: skip
     async def denoise(body: ask.Task, request: Request) -> Response:
         """The same as generate, infill or correct, as a stream of server-sent events: one for every text and step."""
-        if isinstance(body, ask.GenerateTask):
-            job = await run_in_threadpool(service.generate, body, record=True)
-        elif isinstance(body, ask.InfillTask):
-            job = await run_in_threadpool(service.infill, body, record=True)
-        else:
-            job = await run_in_threadpool(service.correct, body, record=True)
-            return stream.denoise(service, job, request, replies.of_correction)
-        return stream.denoise(service, job, request, replies.of_samples)
+        facts = replies.of_correction if body.task == "correct" else replies.of_samples
+        tasks: dict[str, Any] = {"generate": service.generate, "infill": service.infill, "correct": service.correct}
+        job = await run_in_threadpool(tasks[body.task], body, record=True)
+        return stream.denoise(service, job, request, facts)
 
     @router.get("/settings")
     async def settings() -> replies.SettingsReply:

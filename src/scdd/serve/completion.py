@@ -37,10 +37,6 @@ class Cutter:
             tokens = tokens[: tokens.index(self.tokenizer.eos_id)]
         return tokens
 
-    def written(self, row: Sequence[int]) -> int:
-        """How many tokens were written."""
-        return len(self.inside(row))
-
     def text(self, row: Sequence[int]) -> tuple[str, bool]:
         """(The completion, whether it ended by itself)."""
         tokens = self.inside(row)

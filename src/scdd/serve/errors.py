@@ -78,6 +78,13 @@ def as_api_error(error: BaseException) -> ApiError:
         return error
     if isinstance(error, UserError):
         return ApiError(400, short(str(error)), code="invalid_value")
+    if isinstance(error, RequestValidationError):
+        message, param = explain(error.errors())
+        return ApiError(400, message, param=param, code="invalid_value")
+    if isinstance(error, HTTPException):
+        code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
+        headers = dict(error.headers) if error.headers else None
+        return ApiError(error.status_code, str(error.detail), code=code, headers=headers)
     log.error("A request failed", exc_info=error)
     return ApiError(500, "The server made a mistake; its log says which.", "server_error", code="internal_error")
 
@@ -85,24 +92,11 @@ def as_api_error(error: BaseException) -> ApiError:
 def install(app: FastAPI) -> None:
     """Answer every kind of exception in the same shape; bugs are for `Guard`, which sees all of them."""
 
-    async def ours(request: Request, error: Exception) -> JSONResponse:
+    async def answer(request: Request, error: Exception) -> JSONResponse:
         return as_api_error(error).response()
 
-    async def invalid(request: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, RequestValidationError)
-        message, param = explain(error.errors())
-        return ApiError(400, message, param=param, code="invalid_value").response()
-
-    async def http(request: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, HTTPException)
-        code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
-        headers = dict(error.headers) if error.headers else None
-        return ApiError(error.status_code, str(error.detail), code=code, headers=headers).response()
-
-    app.add_exception_handler(ApiError, ours)
-    app.add_exception_handler(UserError, ours)
-    app.add_exception_handler(RequestValidationError, invalid)
-    app.add_exception_handler(HTTPException, http)
+    for kind in (ApiError, UserError, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, answer)
 
 
 def explain(errors: Sequence[Any]) -> tuple[str, str | None]:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from scdd.lm.model import LM
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -33,10 +29,3 @@ class Limits:
     """Seconds that a job waits for others to share its batch with."""
     rows_per_forward: int | None = None
     """Rows of every network evaluation, filled up if need be; None on a CPU, where `sharing` finds out."""
-
-
-def shaped(limits: Limits, lm: LM, *, batch: int | None, workers: int | None, rows_per_forward: int | None) -> Limits:
-    """Limits with a batch shape that suits the device."""
-    on_gpu = lm.device.type != "cpu"
-    group = rows_per_forward or (64 if on_gpu else None)
-    return replace(limits, batch=batch or (64 if on_gpu else 16), workers=workers or 1, rows_per_forward=group)

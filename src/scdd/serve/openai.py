@@ -103,7 +103,7 @@ class Order:
     def usage(self, samples: Sequence[Sample]) -> Usage:
         """Tokens read and written."""
         read = sum(self.before) + self.after * len(self.before)
-        written = sum(self.cutter(place).written(sample.tokens) for place, sample in enumerate(samples))
+        written = sum(len(self.cutter(place).inside(sample.tokens)) for place, sample in enumerate(samples))
         return Usage(prompt_tokens=read, completion_tokens=written, total_tokens=read + written)
 
     def facts(self, samples: Sequence[Sample]) -> dict[str, Any]:

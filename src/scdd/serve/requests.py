@@ -6,11 +6,11 @@ request may say, and what it leaves out is as the model has it.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, TypeAdapter, create_model
 
-from scdd.core.options import Options
+from scdd.core.options import Options, number_type
 from scdd.lm.options import RepairOptions
 from scdd.processes.options import PROCESSES, ProcessOptions
 from scdd.samplers.options import DRAWING, SAMPLER_NAMES, GridKind, SamplerOptions, SamplingOptions
@@ -48,10 +48,9 @@ def fields_of(options: type[Options], *names: str) -> dict[str, Any]:
     for name in names or hints:
         if name in properties:
             kind = BY_NAME.get(name, hints[name])
-            plain = get_type_hints(options)[name]
-            if int in (plain, *get_args(plain)):
+            if number_type(options, name) is int:
                 kind = Annotated[kind, Strict(), Field(le=2**31 - 1)]
-            elif float in (plain, *get_args(plain)):
+            elif number_type(options, name) is float:
                 kind = Annotated[kind, Strict(), NARROWER.get(name, Field())]
             fields[name] = (kind | None, Field(default=None, description=properties[name]["description"]))
     return fields

@@ -26,7 +26,7 @@ from scdd.serve.limits import Limits
 from scdd.serve.metrics import Meters
 from scdd.serve.sharing import Sharing
 
-COMPANY = 8.0
+COMPANY = 8.0  # times as long a wait for others, where the last batch had some: they may be about to ask again
 SOON = 0.4  # of the time limit: what a batch may take, for its first job waits as long as its last
 SURE = 0.8  # of the time limit: when jobs should be done, since guesses are guesses
 
@@ -73,11 +73,6 @@ class Scheduler:
             self._pending.extend(jobs)
             self._changed.notify_all()
 
-    @property
-    def _window(self) -> float:
-        """Seconds to wait for company: longer where the last batch had some, whose clients may be about to ask again."""
-        return self.limits.window * (COMPANY if self._company else 1.0)
-
     def learn(self, cost: float, seconds: float) -> None:
         """Something took this long."""
         self._pace += (0.2 if self._pace else 1.0) * (seconds / cost - self._pace)
@@ -121,8 +116,9 @@ class Scheduler:
                     self._sweep()
                     if self._pending:
                         first = self._pending[0]
-                        alike = [job for job in self._pending if self._agree(job, first)]
-                        pause = first.arrived + self._window - time.monotonic()
+                        alike = [job for job in self._pending if job is first or (job.key and job.key == first.key)]
+                        window = self.limits.window * (COMPANY if self._company else 1.0)
+                        pause = first.arrived + window - time.monotonic()
                         rows = sum(job.rows for job in alike)
                         if pause <= 0 or first.key is None or rows >= self.limits.batch or not self._open:
                             return self._picked(alike, math.ceil(rows / self._idle))
@@ -150,10 +146,6 @@ class Scheduler:
         self._company = len(picked) > 1
         self._busy[threading.get_ident()] = (sum(job.cost for job in picked), time.monotonic())
         return picked
-
-    @staticmethod
-    def _agree(job: Job, first: Job) -> bool:
-        return job is first or (job.key is not None and job.key == first.key)
 
     def _sweep(self) -> None:
         """Forget jobs that nobody waits for."""

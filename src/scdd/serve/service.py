@@ -7,23 +7,21 @@ import re
 import secrets
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import asdict
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 from fastapi import Request
-from pydantic import TypeAdapter
 
 from scdd.core.errors import UserError
 from scdd.lm.model import LM
 from scdd.lm.options import RepairOptions
 from scdd.lm.rows import SPAN
 from scdd.processes.base import Process, make_process, process_of_kind
-from scdd.processes.options import PROCESSES, AutoregressiveOptions, ProcessOptions
+from scdd.processes.options import PROCESSES, AutoregressiveOptions
 from scdd.recipe import load as recipe
 from scdd.samplers.options import SAMPLER_NAMES, SamplingOptions
 from scdd.samplers.plan import SamplingPlan
@@ -37,7 +35,6 @@ from scdd.serve.scheduler import Scheduler
 from scdd.serve.sharing import Sharing
 
 VIEWS = 16  # reverse processes that are kept ready
-_PROCESS: TypeAdapter[Any] = TypeAdapter(ProcessOptions)
 
 
 class ClientGone(Exception):
@@ -53,7 +50,7 @@ class Service:
         self.lm, self.limits, self.name = lm, limits, name or model_id(lm.name)
         self.meters = Meters()
         self.scheduler = Scheduler(limits, self.meters, Sharing(lm, limits.rows_per_forward), threads, lent)
-        self._views: OrderedDict[str, LM] = OrderedDict()
+        self._views = lru_cache(VIEWS)(self._view)
         self._lock = threading.Lock()
 
     def warm_up(self) -> None:
@@ -80,22 +77,17 @@ class Service:
                 404, f"The model {name[:80]!r} does not exist: this server has {self.name!r}.", param="model", code="model_not_found",
             )  # fmt: skip
 
-    def view(self, process: Any) -> LM:
-        """The model under another reverse process, its weights shared."""
-        if process is None:
+    def view(self, body: ask.Reverse) -> LM:
+        """The model that is asked for, maybe under another reverse process, its weights shared."""
+        self.check_model(body.model)
+        if body.process is None:
             return self.lm
         if self.lm.engine.autoregressive:
             raise UserError("process: this model is autoregressive and has none; leave it out.")
-        spelt = process if isinstance(process, str) else _PROCESS.dump_json(process).decode()
-        with self._lock:
-            if spelt not in self._views:
-                self._views[spelt] = self._viewed(process)
-                if len(self._views) > VIEWS:
-                    self._views.popitem(last=False)
-            self._views.move_to_end(spelt)
-            return self._views[spelt]
+        with self._lock:  # one view for all who ask: only then do their texts walk together
+            return self._views(body.process)
 
-    def _viewed(self, process: Any) -> LM:
+    def _view(self, process: Any) -> LM:
         lm = self.lm
         assert isinstance(lm.process, Process)
         if isinstance(process, AutoregressiveOptions):
@@ -139,8 +131,7 @@ class Service:
 
     def generate(self, body: ask.Generate, record: bool = False) -> Job:
         """Texts from masks."""
-        self.check_model(body.model)
-        lm = self.view(body.process)
+        lm = self.view(body)
         length = self.usual_length if body.length is None else body.length
         self.check_size(texts=body.num, steps=self.steps(body.steps), length=length)
         for name, text in (("prompt", body.prompt), ("suffix", body.suffix)):
@@ -151,8 +142,7 @@ class Service:
 
     def infill(self, body: ask.Infill, record: bool = False) -> Job:
         """Texts with holes."""
-        self.check_model(body.model)
-        lm = self.view(body.process)
+        lm = self.view(body)
         self.check_size(texts=body.num, steps=self.steps(body.steps))
         self.tokens(SPAN.sub("", body.text))
         sizes = [span[1] or "1" for span in SPAN.finditer(body.text)]
@@ -168,8 +158,7 @@ class Service:
 
     def correct(self, body: ask.Correct, record: bool = False) -> Job:
         """A text to repair."""
-        self.check_model(body.model)
-        lm = self.view(body.process)
+        lm = self.view(body)
         chosen = body.chosen(RepairOptions)
         chosen["steps"] = chosen.get("steps", min(lm.repair.steps, self.limits.steps))
         self.check_size(steps=chosen["steps"])
@@ -184,8 +173,7 @@ class Service:
 
     def score(self, body: ask.Score) -> Job:
         """A text to judge."""
-        self.check_model(body.model)
-        lm = self.view(body.process)
+        lm = self.view(body)
         tokens = self.tokens(body.text)
         work = partial(lm.score, body.text, blocks=True, **body.chosen(RepairOptions))
         return Job(work=work, cost=cost(len(tokens)))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -52,7 +53,7 @@ class Sharing:
     def _filled(self, fixed: int, length: int) -> int:
         """The same for any number of texts: the size that was asked for, or the next that agrees; one row always does."""
         sizes = (fixed, 2 * fixed, 4 * fixed)
-        return next((k for k in sizes if all(self._places_agree(k, n) for n in self._lengths(length))), 1)
+        return next((k for k in sizes if all(self._agrees(k, n) for n in self._lengths(length))), 1)
 
     def _lengths(self, length: int) -> set[int]:
         """The framed windows that a text is written in."""
@@ -60,24 +61,21 @@ class Sharing:
         return {window.stop - window.start + 2 for window in windows(length, engine.room)}
 
     def _agrees(self, size: int, length: int) -> bool:
-        if (0, 0) not in self._tried:
-            self._tried[0, 0] = self._head_agrees()
         if (size, length) not in self._tried:
-            self._tried[size, length] = self._tried[0, 0] and self._rows_agree(size, length)
-            if not self._tried[size, length]:
-                log.warning("Rows of %d tokens do not go %d at a time: they would round otherwise here.", length, size)
+            if self._fixed is not None:
+                agree, harm = self._places_agree(size, length), "their place would count"
+            else:
+                agree, harm = self._head_agrees and self._rows_agree(size, length), "they would round otherwise here"
+            if not agree:
+                log.warning("Rows of %d tokens do not go %d at a time: %s.", length, size, harm)
+            self._tried[size, length] = agree
         return self._tried[size, length]
 
     def _places_agree(self, size: int, length: int) -> bool:
         """Each row one place further on: what is the same in neighbouring places is the same in all."""
-        if (size, length) not in self._tried:
-            z, u = self._random(size, length)
-            here, next_ = (self._seen(z.roll(k, 0), u.roll(k, 0), size) for k in (0, 1))
-            agree = all(torch.equal(a.roll(1, 0), b) for a, b in zip(here, next_, strict=True))
-            if not agree:
-                log.warning("Rows of %d tokens do not go %d at a time: their place would count.", length, size)
-            self._tried[size, length] = agree
-        return self._tried[size, length]
+        z, u = self._random(size, length)
+        here, next_ = (self._seen(z.roll(k, 0), u.roll(k, 0), size) for k in (0, 1))
+        return all(torch.equal(a.roll(1, 0), b) for a, b in zip(here, next_, strict=True))
 
     def _rows_agree(self, size: int, length: int) -> bool:
         """Together and one by one."""
@@ -99,6 +97,7 @@ class Sharing:
         prediction = Prediction(denoiser, row_groups(z, None, rows_per_forward), z, 0.5, FILTERS)
         return [prediction.log_p_z, *prediction.draw(everywhere, u), *prediction.top()]
 
+    @cached_property
     @torch.no_grad()
     def _head_agrees(self) -> bool:
         """The head's product for 16, 32, … rows: samplers ask for as many as move, so their number changes all the time."""

@@ -75,7 +75,8 @@ def denoise(service: Service, job: Job, request: Request, facts: Callable[[Any],
     """`start`, then a `frame` for every text and step, then `result` and `done`; or `error`."""
     watched = Watched(service, job, request)
     assert job.run is not None
-    start = {**_start(service, job), "steps": job.run.plan.steps}
+    plan, texts = job.run.plan, [[_shown(service, token) for token in row] for row in job.run.starts]
+    start = {"model": service.name, "seed": plan.seed, "texts": texts, "steps": plan.steps}
 
     async def events() -> AsyncIterator[bytes]:
         try:
@@ -94,21 +95,15 @@ def denoise(service: Service, job: Job, request: Request, facts: Callable[[Any],
     return StreamingResponse(events(), media_type="text/event-stream", headers=HEADERS)
 
 
-def _start(service: Service, job: Job) -> dict[str, Any]:
-    """What stands there before the first step: null is a mask."""
-    tokenizer = service.lm.tokenizer
-    assert job.run is not None
-    texts = [
-        [None if token == tokenizer.mask_id else tokenizer.token(token) for token in row] for row in job.run.starts
-    ]
-    return {"model": service.name, "seed": job.run.plan.seed, "texts": texts}
+def _shown(service: Service, token: int) -> str | None:
+    """What a token reads as; null is a mask."""
+    return None if token == service.lm.tokenizer.mask_id else service.lm.tokenizer.token(token)
 
 
 def frame(service: Service, seen: Seen) -> dict[str, Any]:
     """A step of one text: [position, what happened, new text or null for a mask], and x_θ of every token there."""
-    tokenizer = service.lm.tokenizer
     moves = [
-        [seen.offset + i, kind, None if token == tokenizer.mask_id else tokenizer.token(token)]
+        [seen.offset + i, kind, _shown(service, token)]
         for i, (token, kind) in enumerate(zip(seen.tokens, seen.moved, strict=True))
         if kind
     ]

@@ -58,9 +58,9 @@ class Lines(Sink):
 
     def __init__(self, run: Path, step: int = 0) -> None:
         path = run / METRICS
-        kept = [line for line in _lines(path) if _step(line) <= step]
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         temporary = path.with_suffix(".tmp")
-        temporary.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+        temporary.write_text("".join(f"{line}\n" for line in lines if _step(line) <= step), encoding="utf-8")
         os.replace(temporary, path)
         self._file = path.open("a", encoding="utf-8")
 
@@ -78,10 +78,6 @@ class Lines(Sink):
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-
-def _lines(path: Path) -> list[str]:
-    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 
 
 def _step(line: str) -> float:
@@ -104,13 +100,11 @@ class Terminal(Sink):
         if self._bar is not None:
             self._task = self._bar.add_task("training", total=steps, completed=step, note="")
             self._bar.start()
-        self._valid = ""
 
     def numbers(self, step: int, values: Values) -> None:
         """One line, or the bar's note."""
         note = describe(values)
         if "valid_nelbo" in values:
-            self._valid = note
             self._console.print(f"step {step:>{len(str(self._steps))}}  {note}")
         elif self._bar is not None:
             self._bar.update(self._task, completed=step, note=note)

@@ -98,7 +98,8 @@ class Optimiser:
         norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
         if hasattr(norm, "full_tensor"):
             norm = norm.full_tensor()  # sharded: every rank learns the norm of the whole
-        options, scale = self.options, self._scale(norm)
+        options = self.options
+        scale = torch.ones_like(norm) if options.clip is None else (options.clip / (norm + 1e-6)).clamp(max=1.0)
         rate, share = self.learning_rate_at(step), 0.0 if average is None else average.next_share()
         if options.muon:
             self.muon.step(scale, options.muon * rate / options.learning_rate, options.weight_decay)
@@ -109,12 +110,6 @@ class Optimiser:
         for p in self.parameters.values():
             p.grad = None
         return norm
-
-    def _scale(self, norm: Tensor) -> Tensor:
-        """What clipping multiplies the gradients with."""
-        if self.options.clip is None:
-            return torch.ones_like(norm)
-        return (self.options.clip / (norm + 1e-6)).clamp(max=1.0)
 
     def _slots(self, average: MovingAverage | None) -> Slots:
         """AdamW's tensors and the average's, this rank's part of them."""

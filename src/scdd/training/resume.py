@@ -12,7 +12,6 @@ torch.distributed.checkpoint through its safetensors storage, each rank its own 
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
@@ -28,19 +27,19 @@ from scdd.bundle import folder as bundle
 from scdd.core import UserError
 from scdd.training.parallel import World
 
-FOLDER, RESUME, FACTS, STATE = "checkpoints", "resume", "facts.json", "state.safetensors"
-_NAME = re.compile(r"step-(\d+)")
+RESUME, FACTS, STATE = "resume", "facts.json", "state.safetensors"
 
 
 class Checkpoints:
     """The checkpoints of one run folder."""
 
     def __init__(self, run: Path, identity: bundle.Identity, world: World, keep: int = 2) -> None:
-        self.folder, self.identity, self.world, self.keep = run / FOLDER, identity, world, keep
+        self.run, self.folder = run, run / bundle.CHECKPOINTS
+        self.identity, self.world, self.keep = identity, world, keep
 
     def latest(self) -> Path | None:
         """The newest complete checkpoint."""
-        return max(self._all(), default=None)
+        return bundle.newest_checkpoint(self.run)
 
     def clean(self) -> None:
         """Remove what an interrupted write left behind."""
@@ -74,7 +73,7 @@ class Checkpoints:
                 weights,
                 more=lambda temporary: self._write(self.world.broadcast(str(temporary / RESUME)), tensors, facts),
             )
-            for old in self._all()[: -self.keep]:
+            for old in bundle.checkpoints(self.run)[: -self.keep]:
                 shutil.rmtree(old, ignore_errors=True)
         else:
             self._write(self.world.broadcast(""), tensors, facts)
@@ -103,7 +102,7 @@ class Checkpoints:
 
     def _check_identity(self, checkpoint: Path) -> None:
         """A checkpoint of other tokens, or of a process of its own, is refused before its tensors are looked at."""
-        meta = json.loads((checkpoint / "meta.json").read_text(encoding="utf-8"))
+        meta = json.loads((checkpoint / bundle.META).read_text(encoding="utf-8"))
         if meta["vocab"]["hash"] != self.identity.vocab_hash:
             raise UserError(
                 f"{checkpoint} was trained with another vocabulary ({meta['vocab']['size']} ids, here "
@@ -114,10 +113,6 @@ class Checkpoints:
                 f"{checkpoint} was trained with {meta['extra'] or 'what its recipe says'}, and this run with "
                 f"{self.identity.extra or 'what the recipe says'}: hand over the same objective, or use another folder."
             )
-
-    def _all(self) -> list[Path]:
-        """Complete checkpoints, oldest first."""
-        return sorted(path for path in self.folder.glob("step-*") if _NAME.fullmatch(path.name))
 
     def _write(self, place: str, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         """`resume/`, every rank its share."""

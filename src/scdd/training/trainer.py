@@ -204,7 +204,7 @@ class Trainer:
             return
         first = step * self.options.batch_size
         blocks = self.loader.samples(first, first + self.options.batch_size)
-        file = self.checkpoints.folder.parent / f"not-finite-step-{step}.safetensors"
+        file = self.checkpoints.run / f"not-finite-step-{step}.safetensors"
         if self.world.is_main:
             tokens, _ = self.loader.blocks.take(blocks)
             save_file({"tokens": torch.from_numpy(tokens), "blocks": torch.from_numpy(blocks)}, file)

@@ -38,13 +38,11 @@ def diversity(texts: Sequence[Sequence[int]], seed: int = 0) -> dict[str, Any]:
     """Means over texts with errors, and a bootstrap interval of the entropy; distinct-n over the whole corpus too."""
     values = [entropy(tokens) for tokens in texts]
     low, high = stats.bootstrap(lambda i: float(sum(values[j] for j in i) / len(i)), len(values), seed)
-    measures: dict[str, Any] = {
+    return {
         "entropy": stats.mean(values)._asdict(),
         "entropy_low": low,
         "entropy_high": high,
         "repetition": stats.mean([repetition(tokens) for tokens in texts])._asdict(),
         "length": stats.mean([float(len(tokens)) for tokens in texts])._asdict(),
+        **{f"distinct_{n}": stats.mean([distinct(tokens, n) for tokens in texts])._asdict() for n in (1, 2, 3)},
     }
-    for n in (1, 2, 3):
-        measures[f"distinct_{n}"] = stats.mean([distinct(tokens, n) for tokens in texts])._asdict()
-    return measures

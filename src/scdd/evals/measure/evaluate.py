@@ -27,7 +27,7 @@ ERRORS, ROWS = 20, 128  # of recovery, as in the paper's table
 
 def evaluate(
     model: str | Path | LM | EvalModel | None = None,
-    measures: Sequence[Measure] = ("likelihood",),
+    measures: Measure | Sequence[Measure] = ("likelihood",),
     *,
     text: str | Path | Sequence[str | Path] | None = None,
     reference_lm: str | Path | ReferenceLM | None = None,
@@ -45,6 +45,7 @@ def evaluate(
     everything. Finished measurements are kept in the folder `out` and not made again; `scdd report` makes a page of them.
     `progress` shows bars, by default where somebody sees them.
     """
+    measures = (measures,) if isinstance(measures, str) else measures
     unknown = next((measure for measure in measures if measure not in get_args(Measure)), None)
     if unknown is not None:
         raise UserError(f"There is no measure {unknown!r}: choose from {', '.join(get_args(Measure))}.")

@@ -9,7 +9,7 @@ correct (`tab:correction_rate`, Figures `fig:ablation1-1`, `fig:ablation1-2`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from scdd.evals.measure.model import EvalModel
 from scdd.evals.measure.reference_lm import ReferenceLM, TextNats, columns, gen_ppl, scored, short_ppl
 from scdd.evals.measure.specs import SamplingSpec
 from scdd.evals.measure.store import MeasureContext, Measurement, shared
-from scdd.evals.measure.walk import StartRows, WalkedRow, described, sampling_plan, settled, text_length, walk
+from scdd.evals.measure.walk import StartRows, WalkedRow, sampling_plan, settled, text_length, walk
 from scdd.processes.autoregressive import Autoregressive
 from scdd.processes.base import Process
 from scdd.samplers.base import Grid
@@ -38,13 +38,13 @@ def usual_num(device: torch.device) -> int:
 
 def draw(context: MeasureContext, model: EvalModel, spec: SamplingSpec, follow: bool = True) -> list[WalkedRow]:
     """All samples of `spec` in their frames, complete on every rank."""
-    plan, mask = sampling_plan(model, spec, context.batch_size), model.tokenizer.mask_id
-    row = model.framed([mask] * text_length(model.lm, spec))
+    plan, mask = sampling_plan(model, spec, context.batch_size), model.lm.tokenizer.mask_id
+    row = model.engine.framed([mask] * text_length(model.lm, spec))
 
     def walked(own: Sequence[int], mine: range) -> list[WalkedRow]:
         z = torch.tensor([row], device=model.lm.device).expand(len(mine), -1).clone()
         start = StartRows(z, z != mask, mine)
-        return walk(model.sampled, plan, start, context.watch, follow)
+        return walk(model.engine.model, plan, start, context.watch, follow)
 
     return shared(range(spec.num), walked, context.world)
 
@@ -99,19 +99,17 @@ def measure_samples(context: MeasureContext, model: EvalModel, spec: SamplingSpe
     plan, length = sampling_plan(model, spec, context.batch_size), text_length(model.lm, spec)
 
     def run() -> dict[str, Any]:
-        rows, eos = draw(context, model, spec), model.tokenizer.eos_id
-        tokens, before = (
-            [ended(row[1 : 1 + length], eos) for row in column]
-            for column in ([row.tokens for row in rows], [row.first for row in rows])
-        )
+        rows, eos = draw(context, model, spec), model.lm.tokenizer.eos_id
+        tokens = [ended(row.tokens[1 : 1 + length], eos) for row in rows]
+        before = [ended(row.first[1 : 1 + length], eos) for row in rows]
         moves = pad_sequence([row.moves for row in rows], batch_first=True)  # some may stop early
         return {
-            "texts": [model.text(row) for row in tokens],
-            "before": [model.text(row) for row in before],
+            "texts": [model.engine.text(row) for row in tokens],
+            "before": [model.engine.text(row) for row in before],
             "nfe": stats.mean([row.nfe for row in rows])._asdict(),
-            **described(plan),
+            **{"sampler": plan.sampler.name, "final": plan.final, "steps": plan.steps, "filters": asdict(plan.filters)},
             "diversity": diversity(tokens, spec.seed),
-            "correction": rates(moves, length, model.process, plan.times),
+            "correction": rates(moves, length, model.lm.process, plan.times),
             "length": length,
         }
 

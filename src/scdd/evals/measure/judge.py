@@ -76,19 +76,18 @@ def measure_denoised(
         )
     model.diffusion("cannot mend a text: compare diffusion models")
     forward = noise.diffusion("cannot mend a text: compare diffusion models")
-    if model.tokenizer.hash != noise.tokenizer.hash:
+    if model.lm.tokenizer.hash != noise.lm.tokenizer.hash:
         raise UserError(f"{model.label} and {noise.label} have other tokenizers: the same noise is not the same text.")
     choices = {"top_p": matched.top_p, "grid": "uniform", **chosen}
-    spec = SamplingSpec(1, matched.nfe, derive_seed(matched.seed, "walk"), **choices)
+    spec = SamplingSpec(1, matched.nfe, derive_seed(matched.seed, "walk"), choices)  # type: ignore[arg-type]
 
     def texts(own: Sequence[list[int]], mine: range) -> list[str]:
         clean, frozen, _ = framed_rows(own, mine, model.lm.device)
-        assert frozen is not None
         source = CounterRNG(derive_seed(matched.seed, "judge"), list(mine), clean.device)
         start = StartRows(torch.where(frozen, clean, forward.corrupt(clean, matched.t, source)), frozen, mine)
         plan = sampling_plan(model, spec, context.batch_size, start=matched.t)
-        done = walk(model.sampled, plan, start, context.watch, follow=False)
-        return [model.text(ended(row.tokens[1:-1], model.tokenizer.eos_id)) for row in done]
+        done = walk(model.engine.model, plan, start, context.watch, follow=False)
+        return [model.engine.text(ended(row.tokens[1:-1], model.lm.tokenizer.eos_id)) for row in done]
 
     def run() -> dict[str, Any]:
         return {"texts": shared(rows.rows, texts, context.world)}

@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,14 +72,13 @@ class JudgeClient:
                 data = parse(answer)
             except ValueError as error:
                 wrong = str(error)
-                complaint = (
+                again = (
                     f"That was not the JSON that was asked for ({wrong}). Answer again with the JSON and nothing else."
                 )
-                again = {"role": "user", "content": complaint}
-                messages = [question, {"role": "assistant", "content": answer}, again]
-                continue
-            self._keep(key, answer)
-            return data
+                messages = [question, {"role": "assistant", "content": answer}, {"role": "user", "content": again}]
+            else:
+                self._keep(key, answer)
+                return data
         raise UserError(
             f"The judge {self.server.model} gave no usable answer in {self.server.attempts} attempts ({wrong}): "
             "use a model that follows instructions; what was answered so far is kept."
@@ -119,11 +119,9 @@ def _remembered(memory: Path) -> dict[str, str]:
     """Answers kept so far; a line that was cut short by a kill is left out, and asked again."""
     answers = {}
     for line in memory.read_text(encoding="utf-8").splitlines() if memory.is_file() else ():
-        try:
+        with suppress(ValueError):
             item = json.loads(line)
-        except ValueError:
-            continue
-        answers[item["key"]] = item["answer"]
+            answers[item["key"]] = item["answer"]
     return answers
 
 

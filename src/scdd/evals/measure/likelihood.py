@@ -67,7 +67,6 @@ EXACT = NelboEstimator()
 class RowNats:
     """One sequence: its estimates in nats, one a replicate, and how many tokens they are over."""
 
-    index: int
     nats: tuple[float, ...]
     tokens: int
 
@@ -117,7 +116,7 @@ def likelihood(
     the number is exact and a sequence's first token is given.
     """
     every = range(len(rows)) if indices is None else indices
-    estimates = []
+    estimates: list[RowNats] = []
     for start in range(0, len(rows), batch_size):
         batch, numbers = rows[start : start + batch_size], list(every[start : start + batch_size])
         x, documents = padded(batch, denoiser.head.weight.device)
@@ -126,8 +125,9 @@ def likelihood(
             nats, given = ArObjective(process).evaluate(denoiser, x, documents, part).nats[:, None], 1
         else:
             nats, given = _estimates(denoiser, process, x, documents, numbers, estimator), 0
-        for index, values, row in zip(numbers, nats.tolist(), batch, strict=True):
-            estimates.append(RowNats(index, tuple(values), len(row) - given))
+        estimates += [
+            RowNats(tuple(values), len(row) - given) for values, row in zip(nats.tolist(), batch, strict=True)
+        ]
         watch(len(batch))
     return estimates
 
@@ -138,14 +138,14 @@ def measure_likelihood(
     """The likelihood of framed rows (`tab:valppl`)."""
 
     def nats(own: Sequence[list[int]], mine: range) -> list[RowNats]:
-        network, size = model.lm.network, context.batch_size
-        return likelihood(network, model.process, own, estimator, mine, size, context.watch)
+        network, process = model.lm.network, model.lm.process
+        return likelihood(network, process, own, estimator, mine, context.batch_size, context.watch)
 
     def run() -> dict[str, Any]:
         return combined(shared(rows.rows, nats, context.world), rows.bytes)
 
     # An autoregressive model's number is exact: it has no looks to set.
-    settings = {"text": fingerprint(rows.rows), **({} if model.autoregressive else asdict(estimator))}
+    settings = {"text": fingerprint(rows.rows), **({} if model.engine.autoregressive else asdict(estimator))}
     return context.store.measurement("likelihood", model, settings, run, rows.name)
 
 
@@ -197,8 +197,11 @@ def _times(
     each = estimator.looks // REPLICATES
     if estimator.convention == "reference":
         assert estimator.steps is not None
+        T = estimator.steps
         for u in uniforms((len(indices), estimator.looks), source).unbind(1):
-            yield _reference_times(u, estimator.steps)
+            # i uniform on 2 … T with weight T, as if i = 1 could occur; t = 1 becomes 1 − 1/(2T)
+            i = 2 + (u * (T - 1)).floor().clamp(max=T - 2)
+            yield Times((i / T).clamp(max=1 - 0.5 / T), (i - 1) / T, torch.full_like(u, float(T)))
         return
     samplers = [TimeSampler(density, estimator.steps) for density in nelbo_densities(process).mixture]
     counts = [each - max(1, each // 4), max(1, each // 4)]
@@ -215,16 +218,9 @@ def _chance(samplers: Sequence[TimeSampler], counts: Sequence[int], at: Times) -
     whole = torch.zeros_like(at.t)
     for sampler, count in zip(samplers, counts, strict=True):
         law = sampler.density
-        below = None if at.s is None else law.cumulative(at.s)
-        one = 1.0 / law.importance_weight(at.t) if below is None else law.cumulative(at.t) - below
+        one = 1.0 / law.importance_weight(at.t) if at.s is None else law.cumulative(at.t) - law.cumulative(at.s)
         whole = whole + count / sum(counts) * one
     return whole
-
-
-def _reference_times(u: Tensor, steps: int) -> Times:
-    """i uniform on 2 … T with weight T, as if i = 1 could occur; t = 1 becomes 1 − 1/(2T)."""
-    i = 2 + (u * (steps - 1)).floor().clamp(max=steps - 2)
-    return Times((i / steps).clamp(max=1 - 0.5 / steps), (i - 1) / steps, torch.full_like(u, float(steps)))
 
 
 def dropped(process: Process, x: Tensor, z_t: Tensor, s: Tensor, t: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from lm_eval.api.registry import register_model
 from scdd.evals.measure.likelihood import NelboEstimator, likelihood
 from scdd.evals.measure.model import EvalModel, open_model
 from scdd.evals.measure.progress import Watch, unwatched
-from scdd.evals.measure.store import ALONE, MeasureContext
+from scdd.evals.measure.store import ALONE
 from scdd.evals.measure.zero_shot import Question, answers, noise_index
 from scdd.training.parallel import World
 
@@ -28,7 +28,7 @@ class ScddLM(LM):  # type: ignore[misc, unused-ignore]
 
     def __init__(
         self,
-        pretrained: str | None = None,
+        pretrained: str | EvalModel | None = None,
         process: str | None = None,
         passes: int = 10,
         seed: int = 0,
@@ -39,21 +39,14 @@ class ScddLM(LM):  # type: ignore[misc, unused-ignore]
         super().__init__()
         if device is not None and device.startswith("cuda") and not torch.cuda.is_available():
             device = "cpu"  # cuda:0 is what the harness says when nobody was asked
-        self.model = open_model(pretrained, process=process, device=device)
+        if not isinstance(pretrained, EvalModel):
+            pretrained = open_model(pretrained, process=process, device=device)
+        self.model = pretrained
         self.passes, self.seed = int(passes), int(seed)
         self.batch_size = 32 if str(batch_size).startswith("auto") else int(batch_size)
         self.world: World = ALONE
         self.watch: Watch = unwatched
         self.errors: list[float] = []
-
-    @classmethod
-    def of(cls, model: EvalModel, passes: int, seed: int, context: MeasureContext) -> ScddLM:
-        """Around a model that is already loaded."""
-        made = cls.__new__(cls)
-        LM.__init__(made)
-        made.model, made.passes, made.seed, made.errors = model, passes, seed, []
-        made.batch_size, made.world, made.watch = context.batch_size, context.world, context.watch
-        return made
 
     def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
         """(ELBO of context + continuation, False): nobody decodes greedily here."""
@@ -71,21 +64,21 @@ class ScddLM(LM):  # type: ignore[misc, unused-ignore]
 
     def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
         """Minus the NELBO of each text, in rows as long as the context."""
-        model, room = self.model, self.model.room
+        model, room = self.model, self.model.engine.room
         estimator = NelboEstimator(None, self.passes, "exact", self.seed)
         scores = []
         for request in requests:
-            tokens = model.tokenizer.encode(request.args[0]) or [model.tokenizer.eos_id]
-            rows = [model.framed(tokens[i : i + room]) for i in range(0, len(tokens), room)]
+            tokens = model.lm.tokenizer.encode(request.args[0]) or [model.lm.tokenizer.eos_id]
+            rows = [model.engine.framed(tokens[i : i + room]) for i in range(0, len(tokens), room)]
             first = noise_index(self.seed, f"{request.task_name}/{request.doc_id}")
             indices = range(first, first + len(rows))
-            nats = likelihood(model.sampled.denoiser, model.process, rows, estimator, indices, self.batch_size)
+            nats = likelihood(model.engine.model.denoiser, model.lm.process, rows, estimator, indices, self.batch_size)
             scores.append(-sum(row.mean for row in nats))
         return scores
 
     def generate_until(self, requests: Sequence[Any]) -> list[str]:
         """Continuations by the recipe's own sampler, cut at the first stop string."""
-        tokenizer, room = self.model.tokenizer, self.model.room
+        tokenizer, room = self.model.lm.tokenizer, self.model.engine.room
         texts = []
         for request in requests:
             context, limits = request.args

@@ -46,20 +46,16 @@ def measure_mauve(
 ) -> Measurement:
     """MAUVE of the samples of `spec` against as many human texts, cut to the same number of tokens."""
     reader = mauve_reference(reference)
-    samples = measure_samples(context, model, spec).result
-    held = text_rows(model, [human], limit=spec.num, length=samples["length"] + 2, whole=True)
+    drawn = measure_samples(context, model, spec).result
+    held = text_rows(model, [human], limit=spec.num, length=drawn["length"] + 2, whole=True)
     if len(held) < spec.num:
         raise UserError(
-            f"{held.name} holds {len(held)} texts of {samples['length']} tokens, and MAUVE compares {spec.num} with as "
+            f"{held.name} holds {len(held)} texts of {drawn['length']} tokens, and MAUVE compares {spec.num} with as "
             "many: give more text, or ask for fewer samples."
         )
-    texts = [model.text(row) for row in held.rows]
+    texts = [model.engine.text(row) for row in held.rows]
     settings = {**settled(spec, model.lm), **reader.identity, "human": fingerprint(texts)}
-
-    def run() -> dict[str, Any]:
-        return mauve(samples["texts"], texts, reader)
-
-    return context.store.measurement("mauve", model, settings, run, held.name)
+    return context.store.measurement("mauve", model, settings, lambda: mauve(drawn["texts"], texts, reader), held.name)
 
 
 def mauve_reference(reference: ReferenceLM | None) -> HubReferenceLM:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,20 +13,15 @@ import torch
 
 from scdd.bundle import folder as bundle
 from scdd.core.errors import UserError
-from scdd.data.tokenizer import TextTokenizer
 from scdd.lm.loading import BUNDLED, load
 from scdd.lm.model import LM
+from scdd.lm.run import Engine
 from scdd.processes.autoregressive import Autoregressive
 from scdd.processes.base import Process
-from scdd.samplers.base import Model
 from scdd.schedules.peaked import Peaked
 
 PAPERS_ETA = 0.01  # of ReMDM-cap
-PAPERS_MASKED = {
-    **dict.fromkeys((None, "ancestral"), "MDLM"),
-    "remdm-cap": "ReMDM-Cap 0.01",
-    "remdm-conf": "ReMDM-Confidence",
-}
+PAPERS_MASKED = {None: "MDLM", "ancestral": "MDLM", "remdm-cap": "ReMDM-Cap 0.01", "remdm-conf": "ReMDM-Confidence"}
 """What the paper calls MDLM's weights, by the sampler."""
 
 
@@ -40,53 +35,20 @@ class EvalModel:
     recipe: str | None = None
 
     @property
-    def process(self) -> Process | Autoregressive:
-        """The process that is sampled with."""
-        return self.lm.process
-
-    @property
-    def autoregressive(self) -> bool:
-        """Whether it writes from left to right, and has an exact likelihood."""
-        return isinstance(self.process, Autoregressive)
+    def engine(self) -> Engine:
+        """The parts that measurements use of it: how texts are framed, how many tokens they may have, what is sampled."""
+        return self.lm.engine
 
     @property
     def has_uniform_noise(self) -> bool:
         """Whether its reverse process may change a visible token."""
-        return isinstance(self.process, Process) and self.process.has_uniform_noise
-
-    @property
-    def time_conditioned(self) -> bool:
-        """Whether its network looks at the time, or gives the same for all times."""
-        return self.lm.network.config.time_conditioning
-
-    @property
-    def sampled(self) -> Model:
-        """What the sampling loop uses of it; the network is behind a CUDA graph where there is one."""
-        return self.lm.engine.model
-
-    @property
-    def tokenizer(self) -> TextTokenizer:
-        """The model's own."""
-        return self.lm.tokenizer
-
-    @property
-    def room(self) -> int:
-        """Tokens of text that fit into its context."""
-        return self.lm.engine.room
-
-    def framed(self, tokens: Sequence[int]) -> list[int]:
-        """The tokens as a row of training has them, [BOS] … [EOS]."""
-        return self.lm.engine.framed(tokens)
-
-    def text(self, tokens: Sequence[int]) -> str:
-        """Tokens as text, without the frame's."""
-        return self.lm.engine.text(tokens)
+        return isinstance(self.lm.process, Process) and self.lm.process.has_uniform_noise
 
     def diffusion(self, why: str) -> Process:
         """The process; refused for an autoregressive model, which `why` tells."""
-        if not isinstance(self.process, Process):
+        if not isinstance(self.lm.process, Process):
             raise UserError(f"{self.label} is autoregressive and {why}.")
-        return self.process
+        return self.lm.process
 
     def paper_name(self, sampler: str | None, options: dict[str, Any] | None = None) -> str | None:
         """The system of the paper that this one is; None for one that the paper does not have.
@@ -95,10 +57,10 @@ class EvalModel:
         """
         if sampler == "remdm-cap" and (options or {}).get("eta", PAPERS_ETA) != PAPERS_ETA:
             return None
-        kind = type(self.process).__name__
+        kind = type(self.lm.process).__name__
         if kind == "MDLM":
             return PAPERS_MASKED.get(sampler)
-        schedule = getattr(self.process, "schedule", None)
+        schedule = getattr(self.lm.process, "schedule", None)
         if sampler not in (None, "ancestral") or not isinstance(schedule, Peaked):
             return None
         prefix = {"SCDD": "SCDD", "GIDD": "GIDD+"}.get(kind)

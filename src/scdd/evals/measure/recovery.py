@@ -51,7 +51,6 @@ def recover(
 ) -> Repaired:
     """Corrupt tokens of each clean row and let the model mend them."""
     clean, frozen, indices = rows
-    frozen = torch.zeros_like(clean, dtype=torch.bool) if frozen is None else frozen
     source = CounterRNG(derive_seed(spec.seed, f"recovery {spec.count}"), list(indices), clean.device)
     corrupted, hit = corrupt(clean, spec.count, model.denoiser.vocab, source, frozen)
     start = StartRows(corrupted, frozen, indices)
@@ -130,12 +129,12 @@ def measure_recovery(
 
     def repairs(own: Sequence[list[int]], mine: range) -> list[tuple[Tensor, ...]]:
         start, size = framed_rows(own, mine, model.lm.device), context.batch_size
-        return list(zip(*recover(model.sampled, start, spec, size, context.watch), strict=True))
+        return list(zip(*recover(model.engine.model, start, spec, size, context.watch), strict=True))
 
     def run() -> dict[str, Any]:
         every = shared(rows.rows, repairs, context.world)
         whole = Repaired(*(torch.stack(column) for column in zip(*every, strict=True)))
-        texts = [[model.text(row) for row in column.tolist()] for column in whole[:3]]
+        texts = [[model.engine.text(row) for row in column.tolist()] for column in whole[:3]]
         return {**token_scores(whole), **_shown(context, reference, texts, spec)}
 
     settings = _settings(model, rows.rows, spec, reference)
@@ -147,25 +146,25 @@ def measure_typos(
 ) -> Measurement:
     """The same with real typing errors in the text that each row begins with, scored by words."""
     # cut so that the errors' extra tokens still fit the context
-    clean = [model.text(row[1 : 1 + max(1, 3 * model.room // 4)]) for row in rows.rows]
+    clean = [model.engine.text(row[1 : 1 + max(1, 3 * model.engine.room // 4)]) for row in rows.rows]
 
     def mended(index: int) -> tuple[list[Piece], list[int], list[int]]:
         """(Pieces, tokens with their errors, tokens mended) of one text, alone in its row."""
         pieces = mistype(clean[index], spec.count, derive_seed(spec.seed, f"typos {index}"))
-        tokens = model.tokenizer.encode(typed(pieces))
-        if len(tokens) > model.room:
+        tokens = model.lm.tokenizer.encode(typed(pieces))
+        if len(tokens) > model.engine.room:
             raise UserError(
-                f"A text of {len(tokens)} tokens does not fit the context of {model.room}: give shorter ones."
+                f"A text of {len(tokens)} tokens does not fit the context of {model.engine.room}: give shorter ones."
             )
-        row = framed_rows([model.framed(tokens)], range(index, index + 1), model.lm.device)
-        [done] = repaired(model.sampled, spec.repair, row, spec.seed, watch=context.watch)
+        row = framed_rows([model.engine.framed(tokens)], range(index, index + 1), model.lm.device)
+        [done] = repaired(model.engine.model, spec.repair, row, spec.seed, watch=context.watch)
         return pieces, tokens, done[1:-1]
 
     def run() -> dict[str, Any]:
         every = shared(clean, lambda own, mine: [mended(index) for index in mine], context.world)
         pieces, before, after = zip(*every, strict=True)
-        texts = [clean, *([model.text(row) for row in column] for column in (before, after))]
-        words = word_scores(pieces, before, after, model.tokenizer)
+        texts = [clean, *([model.engine.text(row) for row in column] for column in (before, after))]
+        words = word_scores(pieces, before, after, model.lm.tokenizer)
         return {**words, **_shown(context, reference, texts, spec)}
 
     settings = _settings(model, clean, spec, reference)
@@ -178,7 +177,8 @@ def _shown(
     """Of clean, corrupted and repaired texts: a few repairs, and the perplexities where there is a reference LM."""
     pairs = list(zip(*texts[1:], strict=True))[:SHOWN]
     samples = [{"corrupted": before, "repaired": after} for before, after in pairs]
-    about = {"rows": len(texts[0]), "nfe": spec.repair.nfe, "samples": samples}
+    nfe = spec.repair.last if spec.repair.threshold is None else 1
+    about = {"rows": len(texts[0]), "nfe": nfe, "samples": samples}
     if reference is None:
         return about
     names = ("ppl_clean", "ppl_corrupted", "ppl_repaired")
@@ -193,5 +193,6 @@ def _settings(model: EvalModel, texts: Any, spec: RecoverySpec, reference: Refer
             f"{model.label} has no uniform noise in its process, so its reverse never changes a visible token: "
             "measure recovery of a model trained with p_u > 0."
         )
+    repair = spec.repair.settled(model.lm.network.config.time_conditioning)
     scorer = {} if reference is None else reference.identity
-    return {"text": fingerprint(texts), **spec.settled(model.time_conditioned), **scorer}
+    return {"text": fingerprint(texts), "count": spec.count, "seed": spec.seed, **repair, **scorer}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+from collections import Counter
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -19,6 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from scdd.bundle import folder as bundle
 from scdd.core.errors import UserError, reason
@@ -63,7 +65,7 @@ class OwnReferenceLM:
     """One of our own autoregressive checkpoints."""
 
     def __init__(self, model: EvalModel) -> None:
-        if not model.autoregressive:
+        if not model.engine.autoregressive:
             raise UserError(
                 f"{model.label} is a diffusion model, and a reference LM must be autoregressive: give {CAUSAL}."
             )
@@ -74,17 +76,17 @@ class OwnReferenceLM:
         """Exact nats behind a [BOS], window by window."""
         scores = []
         for text in texts:
-            tokens = self.model.tokenizer.encode(text) if text else []
+            tokens = self.model.lm.tokenizer.encode(text) if text else []
             nats = 0.0
-            for window in windows(len(tokens), self.model.room):
-                row = self.model.framed(tokens[window.start : window.stop])
+            for window in windows(len(tokens), self.model.engine.room):
+                row = self.model.engine.framed(tokens[window.start : window.stop])
                 nats += self._nats(row) - self._nats(row[: 1 + window.fresh - window.start])
             scores.append(TextNats(nats, len(tokens)))
             watch(1)
         return scores
 
     def _nats(self, row: list[int]) -> float:
-        return likelihood(self.model.lm.network, self.model.process, [row])[0].mean if len(row) > 1 else 0.0
+        return likelihood(self.model.lm.network, self.model.lm.process, [row])[0].mean if len(row) > 1 else 0.0
 
 
 class HubReferenceLM:
@@ -102,10 +104,8 @@ class HubReferenceLM:
         ids = [self._tokens(text) for text in texts]
         due = [(i, w) for i, row in enumerate(ids) if len(row) > 1 for w in windows(len(row), self.context)]
         due.sort(key=lambda item: item[1].stop - item[1].start)  # little padding
-        nats, waiting = [0.0] * len(texts), [0] * len(texts)
-        for i, _ in due:
-            waiting[i] += 1
-        watch(waiting.count(0))
+        nats, waiting = [0.0] * len(texts), Counter(i for i, _ in due)
+        watch(len(texts) - len(waiting))
         for start in range(0, len(due), self.batch_size):
             batch = due[start : start + self.batch_size]
             for (i, _), value in zip(batch, self._window_nats(ids, batch), strict=True):
@@ -137,10 +137,8 @@ class HubReferenceLM:
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
 
     def _padded(self, rows: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
-        longest = max(map(len, rows))
-        tokens = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=self.device)
-        ends = torch.tensor([len(row) for row in rows], device=self.device)
-        return tokens, (torch.arange(longest, device=self.device) < ends[:, None]).long()
+        tensors = [torch.tensor(row, device=self.device) for row in rows]
+        return pad_sequence(tensors, True), pad_sequence([torch.ones_like(row) for row in tensors], True)
 
 
 def _loaded(name: str, device: torch.device) -> tuple[Any, Any]:

@@ -2,39 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from scdd.core.errors import UserError
-from scdd.samplers.base import Sampler
+from scdd.samplers.options import SamplingChanges
 
 
 @dataclass(frozen=True)
 class SamplingSpec:
-    """How samples are drawn. None takes the recipe's setting. `nfe` is the number of network evaluations asked for.
-
-    A sampler of your own is handed over as itself; its name and its fields are what its measurements are known by.
-    """
+    """How samples are drawn. `nfe` is the number of network evaluations asked for."""
 
     num: int = 1024
     nfe: int = 128
     seed: int = 0
-    sampler: str | Sampler | None = None
-    grid: str | None = None
-    final: str | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    temperature: float | None = None
-    tolerance: float | None = None
+    changes: SamplingChanges = field(default_factory=SamplingChanges)
+    """What is chosen otherwise than in the recipe, as for `LM.plan`: sampler, top_p, …
+
+    A sampler of your own is handed over as itself; its name and its fields are what its measurements are known by."""
     length: int | None = None
+    """Tokens of a text; None: the recipe's."""
     correct: bool = True
     """False is the no-correction ablation: visible tokens stay, masks are filled from x_θ alone."""
 
     def __post_init__(self) -> None:
-        if self.num < 1:
-            raise UserError(f"num is {self.num}: draw at least one text.")
-        if self.nfe < 1:
-            raise UserError(f"steps is {self.nfe}: take at least one network evaluation.")
+        for name, value in (("num", self.num), ("nfe", self.nfe)):
+            if not isinstance(value, int) or value < 1:
+                raise UserError(f"{name} is {value!r}: give a whole number of at least 1.", name)
+
+    def changed(self, choices: Mapping[str, Any]) -> SamplingSpec:
+        """This one with other choices, of its own fields or of sampling."""
+        own = {name: value for name, value in choices.items() if name in ("seed", "length")}
+        rest: Any = {name: value for name, value in choices.items() if name not in own}
+        return replace(self, **own, changes={**self.changes, **rest})
 
 
 @dataclass(frozen=True)
@@ -72,11 +73,6 @@ class Repair:
             return f"{self.last} of {self.steps} steps" + (", nucleus" if self.nucleus else "")
         return f"one pass, threshold {self.threshold:g}"
 
-    @property
-    def nfe(self) -> int:
-        """Network evaluations."""
-        return self.last if self.threshold is None else 1
-
     def settled(self, time_conditioned: bool) -> dict[str, Any]:
         """Plain data, for a measurement's settings; what has no effect is left out, as older measurements leave it out."""
         settings = asdict(self)
@@ -94,10 +90,6 @@ class RecoverySpec:
     count: int
     repair: Repair = Repair()
     seed: int = 0
-
-    def settled(self, time_conditioned: bool) -> dict[str, Any]:
-        """Plain data, for a measurement's settings."""
-        return {"count": self.count, "seed": self.seed, **self.repair.settled(time_conditioned)}
 
 
 def repair_name(settings: dict[str, Any]) -> str:

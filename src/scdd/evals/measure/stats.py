@@ -40,9 +40,7 @@ def ratio(above: Sequence[float] | Array, below: Sequence[float] | Array) -> Mea
     if not total:
         return Mean(math.nan, math.nan, len(a))
     value = float(a.sum()) / total
-    n = len(a)
-    error = ratio_error(float(((a - value * b) ** 2).sum()), n, total)
-    return Mean(value, error, n)
+    return Mean(value, ratio_error(float(((a - value * b) ** 2).sum()), len(a), total), len(a))
 
 
 def bootstrap(
@@ -63,8 +61,7 @@ def perplexity(nats: Sequence[float] | Array, tokens: Sequence[float] | Array, s
     per_token = ratio(a, k)
     low, high = bootstrap(lambda i: float(a[i].sum() / max(k[i].sum(), 1.0)), len(a), seed)
     ppl = exp(per_token.value)
-    error = ppl * per_token.error
-    return {"ppl": ppl, "error": error, "low": exp(low), "high": exp(high), "texts": len(a)}
+    return {"ppl": ppl, "error": ppl * per_token.error, "low": exp(low), "high": exp(high), "texts": len(a)}
 
 
 def exp(nats: float) -> float:

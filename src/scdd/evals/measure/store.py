@@ -99,9 +99,10 @@ class Store:
         self._asked.add(path)
         start = time.time()
         result = _plain(measure())
+        device, machine = self.world.device, f"cpu ({platform.machine()})"
         made = {
             "versions": versions(),
-            "device": self.device(),
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else machine,
             "ranks": self.world.size,
             "seconds": round(time.time() - start, 2),
             # to the millisecond: reports order systems by it
@@ -130,12 +131,6 @@ class Store:
             if self.world.is_main:
                 write_json(path, stored.json())
         return replace(stored, label=label)
-
-    def device(self) -> str:
-        """The device, in words."""
-        if self.world.device.type == "cuda":
-            return torch.cuda.get_device_name(self.world.device)
-        return f"cpu ({platform.machine()})"
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from scdd.core.errors import UserError
-from scdd.data.corpus import discover, documents
+from scdd.data.corpus import read
 from scdd.data.shards import INDEX, MemoryTokens, Shards, TokenStream, read_manifest
 from scdd.data.tokenizer import TextTokenizer
 from scdd.evals.measure.model import EvalModel
@@ -46,15 +46,7 @@ def open_stream(paths: Sequence[str | Path], tokenizer: TextTokenizer, field: st
         shards = Shards(paths[0], "valid")
         shards.require(tokenizer)
         return shards
-    texts = list(documents(discover([str(path) for path in paths], field=field)))
-    if not texts:
-        raise UserError(f"{', '.join(map(str, paths))} holds no text: give a file with some.")
-    return stream(tokenizer, texts)
-
-
-def stream(tokenizer: TextTokenizer, texts: Iterable[str]) -> TokenStream:
-    """Texts one after the other, [EOS] between them."""
-    return MemoryTokens(tokenizer.encode_batch(list(texts)), tokenizer.bos_id, tokenizer.eos_id)
+    return MemoryTokens.encoded(read(paths, field=field), tokenizer)
 
 
 def rows(
@@ -86,10 +78,10 @@ def text_rows(
     """Framed rows of the texts `[NAME=]PATH`, or else of the validation data that the model's recipe names."""
     if paths:
         names, places = zip(*(split_name(str(path)) for path in paths), strict=True)
-        source, name = open_stream(places, model.tokenizer, field), " + ".join(names)
+        source, name = open_stream(places, model.lm.tokenizer, field), " + ".join(names)
     else:
         source, name = _validation(model)
-    return replace(rows(source, model.tokenizer, length or model.lm.context, limit, whole), name=name)
+    return replace(rows(source, model.lm.tokenizer, length or model.lm.context, limit, whole), name=name)
 
 
 def _validation(model: EvalModel) -> tuple[TokenStream, str]:
@@ -101,7 +93,7 @@ def _validation(model: EvalModel) -> tuple[TokenStream, str]:
         raise UserError(f"{model.label} says nothing of its data: name a text.")
     spec = recipe.loads(model.recipe)
     try:
-        held = build.corpus(spec, model.tokenizer.to_str()).valid
+        held = build.corpus(spec, model.lm.tokenizer.to_str()).valid
     except UserError as error:
         raise UserError(f"The validation data of {model.label} cannot be had, so name a text ({error})") from error
     if held is None:

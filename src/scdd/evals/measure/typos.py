@@ -72,7 +72,7 @@ def mistype(text: str, count: int, seed: int = 0) -> list[Piece]:
     words = PIECE.findall(text)
     places = [i for i in range(1, len(words) - 1) if len(words[i].strip()) >= 4 and words[i].strip().isalpha()]
     rng.shuffle(places)
-    pieces: list[list[Piece]] = [[Piece(word, word)] for word in words]
+    pieces = {i: [Piece(word, word)] for i, word in enumerate(words)}
     taken: set[int] = set()
     made = 0
     for i in places:
@@ -83,11 +83,10 @@ def mistype(text: str, count: int, seed: int = 0) -> list[Piece]:
         done = _spoilt(words, i, KINDS[made % len(KINDS)], rng)
         if done is None:
             continue
-        for place, piece in done.items():
-            pieces[place] = piece
+        pieces |= done
         taken |= {i, i + 1}
         made += 1
-    return [piece for group in pieces for piece in group]
+    return [piece for group in pieces.values() for piece in group]
 
 
 def _spoilt(words: list[str], i: int, kind: str, rng: Random) -> dict[int, list[Piece]] | None:

@@ -23,7 +23,7 @@ from scdd.lm.repair import likeliest, one_pass
 from scdd.ops.common import Filters
 from scdd.samplers.base import Context, Grid, Model, Sampler, Tokens, certain, grid
 from scdd.samplers.loop import CORRECTED, REMASKED, UNMASKED, TokenRows, sample_loop
-from scdd.samplers.options import SamplingOptions, sampler_name, sampler_options
+from scdd.samplers.options import DRAWING, SamplingOptions, sampler_name, sampler_options
 from scdd.samplers.plan import SamplingPlan, make_plan
 
 # What the first measurements did not know is left out at what it always was: their names must stay.
@@ -35,7 +35,7 @@ class StartRows(NamedTuple):
     """Rows to walk: their tokens, where they may not change, and their numbers under the seed."""
 
     z: Tensor  # [N, L]
-    frozen: Tensor | None  # [N, L]
+    frozen: Tensor  # [N, L]
     indices: Sequence[int]
 
 
@@ -106,13 +106,14 @@ def settled(spec: SamplingSpec, lm: LM) -> dict[str, Any]:
     They must be in the hash. Weights stay the same when somebody edits the sampling section beside them. A length of None
     fills the context, as it did before recipes were asked for theirs.
     """
-    base, length = lm.sampling, text_length(lm, spec)
-    settings = {field.name: getattr(spec, field.name) for field in fields(spec)}
-    for name in ("final", "top_p", "top_k", "temperature", "tolerance"):
-        settings[name] = getattr(base, name) if settings[name] is None else settings[name]
-    settings["grid"] = base.grid.kind if spec.grid is None else spec.grid
+    base, length, chosen = lm.sampling, text_length(lm, spec), spec.changes
+    settings: dict[str, Any] = {name: getattr(spec, name) for name in ("num", "nfe", "seed", "correct")}
     settings["length"] = None if length == lm.engine.room else length
-    settings |= {"start": base.grid.start} | _sampler_settings(lm, spec.sampler)
+    for name in DRAWING:
+        if name not in ("steps", "sampler", "grid"):
+            settings[name] = getattr(base, name) if chosen.get(name) is None else chosen.get(name)
+    settings["grid"] = base.grid.kind if chosen.get("grid") is None else chosen.get("grid")
+    settings |= {"start": base.grid.start} | _sampler_settings(lm, chosen.get("sampler"))
     settings["options"] = _without(LATER_OPTIONS, settings["options"])
     return _without(LATER_SETTINGS, settings)
 
@@ -121,14 +122,16 @@ def _without(defaults: dict[str, Any], settings: dict[str, Any]) -> dict[str, An
     return {name: value for name, value in settings.items() if name not in defaults or value != defaults[name]}
 
 
-def _sampler_settings(lm: LM, sampler: str | Sampler | None) -> dict[str, Any]:
+def _sampler_settings(lm: LM, sampler: Any) -> dict[str, Any]:
     """A sampler's name and all its other settings."""
     if isinstance(sampler, Sampler):
         options = vars(sampler)
         if is_dataclass(sampler):  # one with slots has no vars
             options = {field.name: getattr(sampler, field.name) for field in fields(sampler)}
         return {"sampler": sampler.name, "options": json.loads(json.dumps(options, default=repr))}
-    section = lm.sampling.sampler if sampler is None else sampler_options(sampler)
+    section = (
+        lm.sampling.sampler if sampler is None else sampler_options(sampler) if isinstance(sampler, str) else sampler
+    )
     options = {name: value for name, value in asdict(section).items() if name not in ("kind", "variant")}
     return {"sampler": sampler_name(section), "options": options}
 
@@ -138,10 +141,9 @@ def sampling_plan(model: EvalModel, spec: SamplingSpec, batch_size: int, start: 
 
     `start` is the time at which the walk begins, where it is not the recipe's.
     """
-    names = ("seed", "sampler", "grid", "final", "top_p", "top_k", "temperature", "tolerance")
-    changes = {name: getattr(spec, name) for name in names} | {"batch_size": batch_size, "stop": False}
+    changes = {**spec.changes, "seed": spec.seed, "batch_size": batch_size, "stop": False}
     plan = make_plan(model.lm.sampling, {**changes, "steps": spec.nfe}, start)
-    plan.sampler.check(model.sampled)
+    plan.sampler.check(model.engine.model)
     steps = spec.nfe - plan.sampler.extra_steps + (plan.final == "none")
     if steps < 1:
         raise UserError(
@@ -149,13 +151,10 @@ def sampling_plan(model: EvalModel, spec: SamplingSpec, batch_size: int, start: 
             f"{spec.nfe} evaluations for the walk: ask for more evaluations, or fewer corrections."
         )
     plan = make_plan(model.lm.sampling, {**changes, "steps": steps}, start)
-    return plan if spec.correct else replace(plan, sampler=Uncorrected(plan.sampler))
-
-
-def described(plan: SamplingPlan) -> dict[str, Any]:
-    """What a plan came to, for a measurement's result."""
-    names = {"sampler": plan.sampler.name, "final": plan.final}
-    return {**names, "steps": plan.steps, "filters": asdict(plan.filters)}
+    if spec.correct:
+        return plan
+    # tolerance goes by the posterior, which the ablation does not follow
+    return replace(plan, sampler=Uncorrected(plan.sampler), options=replace(plan.options, tolerance=None))
 
 
 def walk(
@@ -170,7 +169,7 @@ def walk(
     plan, walked = replace(plan, record=follow), list[WalkedRow]()
     for start in range(0, len(indices), plan.batch_size):
         batch = slice(start, start + plan.batch_size)
-        start_rows = TokenRows(z[batch], None if frozen is None else frozen[batch])
+        start_rows = TokenRows(z[batch], frozen[batch])
         rng = CounterRNG(plan.seed, list(indices[batch]), z.device)
         first, moves, frame = z[batch], [], None
         for frame in sample_loop(model, plan, start_rows, rng):
@@ -200,11 +199,10 @@ def repaired(
         }
         walked = walk(model, make_plan(SamplingOptions(), changes), rows, watch, follow=False)
         return [row.tokens for row in walked]
-    fixed = torch.zeros_like(z, dtype=torch.bool) if frozen is None else frozen
     done: list[list[int]] = []
     for start in range(0, len(z), batch_size):
         batch = slice(start, start + batch_size)
         best = likeliest(model.denoiser, z[batch], repair.strength)
-        done += one_pass(best, z[batch], fixed[batch], repair.threshold).tolist()
+        done += one_pass(best, z[batch], frozen[batch], repair.threshold).tolist()
         watch(len(z[batch]))
     return done

@@ -56,7 +56,7 @@ def answers(
         # by length for little padding; the noise does not mind the order
         order = sorted(range(len(rows)), key=lambda i: len(rows[i][1]))
         tokens, indices = [rows[i][1] for i in order], [rows[i][0] for i in order]
-        nats = likelihood(model.lm.network, model.process, tokens, estimator, indices, batch_size, watch)
+        nats = likelihood(model.lm.network, model.lm.process, tokens, estimator, indices, batch_size, watch)
         scored = {i: Answer(-row.mean, row.variance**0.5) for i, row in zip(order, nats, strict=True)}
         flat = iter(scored[i] for i in range(len(rows)))
         return [[next(flat) for _ in q.texts] for q in own]
@@ -66,11 +66,11 @@ def answers(
 
 def framed(model: EvalModel, texts: Sequence[str]) -> list[list[int]]:
     """Rows of one question. What is too long loses its beginning, every text as many tokens: they stay aligned."""
-    encoded = model.tokenizer.encode_batch(list(texts))
-    lost = max(0, max(map(len, encoded)) - model.room)
+    encoded = model.lm.tokenizer.encode_batch(list(texts))
+    lost = max(0, max(map(len, encoded)) - model.engine.room)
     if lost >= min(map(len, encoded)):
-        raise UserError(f"An answer is longer than the context of {model.room} tokens: leave the task out.")
-    return [model.framed(tokens[lost:]) for tokens in encoded]
+        raise UserError(f"An answer is longer than the context of {model.engine.room} tokens: leave the task out.")
+    return [model.engine.framed(tokens[lost:]) for tokens in encoded]
 
 
 def measure_zero_shot(
@@ -93,7 +93,8 @@ def measure_zero_shot(
             adapter: Any = import_module("scdd.evals.measure.lm_eval_model")
         except ModuleNotFoundError as error:
             raise UserError(f"Zero-shot accuracy needs {error.name}: pip install 'scdd[eval]'.") from error
-        scorer = adapter.ScddLM.of(model, passes, seed, context)
+        scorer = adapter.ScddLM(model, passes=passes, seed=seed, batch_size=context.batch_size)
+        scorer.world, scorer.watch = context.world, context.watch
         known = import_module("lm_eval.tasks").TaskManager(include_path=str(benchmarks.TASKS), metadata=metadata)
         plain = {"bootstrap_iters": 0, "log_samples": False, "task_manager": known}
         try:

@@ -45,22 +45,19 @@ def generation_table(grid: Grid, corpus: str = "OWT", among: str = "") -> Table:
         return Entry(shown, best[n] == label, printed("tab:genppl-comparison", paper_of(one), corpus, n))
 
     rows = _rows(grid, entry)
-    repetitive = [label for label in grid if any(label in degenerate(grid, n) for n in budgets)]
     references = listed(one.result["judge"] for row in grid.values() for one in row.values())
     beside = _beside(rows, corpus, " under GPT-2 large")
-    bold = "Bold: the best of its column, significantly better than the second (p < 0.05)."
-    notes = [
-        f"Lower is better; {_drawn(grid)}, judged by {references}.{beside}",
-        *([bold] if any_bold(rows) else []),
-        *_unequal(grid),
-    ]
+    notes = [f"Lower is better; {_drawn(grid)}, judged by {references}.{beside}"]
+    if any_bold(rows):
+        notes.append("Bold: the best of its column, significantly better than the second (p < 0.05).")
+    notes += _unequal(grid)
+    repetitive = [label for label in grid if any(label in degenerate(grid, n) for n in budgets)]
     if repetitive:
         notes.append(
             f"{DEGENERATE} {listed(repetitive)}: an entropy more than {FAR:g} nats below the median of the column. Repetition "
             "lowers perplexity, so these texts are left out of the comparison."
         )
-    title = f"Generative perplexity by network evaluations{among}"
-    return Table(title, ["system", *map(str, budgets)], rows, notes)
+    return Table(f"Generative perplexity by network evaluations{among}", ["system", *map(str, budgets)], rows, notes)
 
 
 def entropy_table(grid: Grid, corpus: str = "OWT", among: str = "") -> Table:
@@ -110,9 +107,8 @@ def _beside(rows: list[list[Entry]], corpus: str, how: str) -> str:
 def best_of(row: dict[str, Measurement]) -> str | None:
     """The label with the lowest Gen PPL, if it is significantly lower than the next; None otherwise, or if alone."""
     ordered = sorted(row, key=lambda label: row[label].result["ppl"])
-    if len(ordered) < 2:
-        return None
-    return ordered[0] if _difference(row[ordered[0]], row[ordered[1]]) < 0.05 else None
+    significant = len(ordered) > 1 and _difference(row[ordered[0]], row[ordered[1]]) < 0.05
+    return ordered[0] if significant else None
 
 
 def _difference(one: Measurement, other: Measurement) -> float:
@@ -202,16 +198,11 @@ def likelihood_table(named: dict[str, Measurement], corpus: str = "OWT") -> Tabl
     rows = []
     for label, one in named.items():
         nelbo, printed = one.result, known["rows"].get(paper_of(one) or "", [None, None])[place]
-        beside, ppl = None if printed is None else f"{printed:.2f}", nelbo["ppl"]
-        bits = nelbo["bits_per_byte"]
-        row = (
-            Entry(with_error(ppl, nelbo["ppl_error"]), label == winner, beside),
-            with_error(nelbo["nats"], nelbo["error"]),
-            "–" if bits is None else f"{bits:.4f}",
-            with_error(ppl, nelbo["ppl_spread"]),
-            _convention(one.settings),
-        )
-        rows.append(entries(label, *row))
+        beside, bits = None if printed is None else f"{printed:.2f}", nelbo["bits_per_byte"]
+        ppl = Entry(with_error(nelbo["ppl"], nelbo["ppl_error"]), label == winner, beside)
+        nats, spread = with_error(nelbo["nats"], nelbo["error"]), with_error(nelbo["ppl"], nelbo["ppl_spread"])
+        told = "–" if bits is None else f"{bits:.4f}"
+        rows.append(entries(label, ppl, nats, told, spread, _convention(one.settings)))
     texts = listed(text_of(one) for one in named.values())
     sequences, tokens = (_range([one.result[k] for one in named.values()]) for k in ("sequences", "tokens"))
     notes = [

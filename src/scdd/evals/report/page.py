@@ -26,8 +26,7 @@ def page(title: str, runs: Sequence[str | Path], corpus: str = "OWT", against: S
     """The report as one HTML file that asks for nothing from outside."""
     text, figures = _written(runs, corpus, against, full=True)
     body = re.sub(r"<!--figure (\d+)-->", lambda slot: plots.svg(figures[int(slot[1])]), html_of(text))
-    made = f"Made by scdd report, scdd {__version__}."
-    content = {"title": html.escape(title), "made": html.escape(made), "body": body}
+    content = {"title": html.escape(title), "made": f"Made by scdd report, scdd {__version__}.", "body": body}
     template = (ASSETS / "report.html").read_text(encoding="utf-8")
     for key, value in content.items():
         template = template.replace("{{" + key + "}}", value)

@@ -26,30 +26,13 @@ MARKS = "os^DvPX<*>p"
 KEYS = ("solid: ", "dashed: ", "dotted: ")
 DASHES: tuple[Any, ...] = ("-", (0, (6, 1.5)), (0, (4, 1.5, 1, 1.5)), (0, (2, 1.2)))
 SIZE = (6.4, 3.8)
-INKED = (
-    "text.color",
-    "axes.edgecolor",
-    "axes.labelcolor",
-    "axes.titlecolor",
-    "xtick.color",
-    "ytick.color",
-    "grid.color",
-)
 STYLE: dict[str, Any] = {
-    **dict.fromkeys(INKED, INK),
-    "figure.figsize": SIZE,
-    "font.size": 10.5,
-    "font.family": "sans-serif",
-    "svg.fonttype": "none",
-    "svg.hashsalt": "scdd",
-    "grid.alpha": 0.15,
-    "axes.grid": True,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "lines.linewidth": 1.7,
-    "lines.markersize": 5.5,
-    "legend.frameon": False,
-    "legend.fontsize": 9.5,
+    **dict.fromkeys(("text.color", "xtick.color", "ytick.color", "grid.color"), INK),
+    **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "axes.titlecolor"), INK),
+    **{"figure.figsize": SIZE, "svg.fonttype": "none", "svg.hashsalt": "scdd"},
+    **{"font.size": 10.5, "font.family": "sans-serif", "legend.frameon": False, "legend.fontsize": 9.5},
+    **{"axes.grid": True, "grid.alpha": 0.15, "axes.spines.top": False, "axes.spines.right": False},
+    **{"lines.linewidth": 1.7, "lines.markersize": 5.5},
 }
 
 
@@ -98,9 +81,7 @@ def svg(figure: Figure) -> str:
     for size in ("width", "height"):
         drawn = re.sub(rf'(<svg[^>]*?) {size}="[^"]*"', r"\1", drawn, count=1)
     mark = re.sub(r"\W+", "-", figure.title)
-    drawn = re.sub(r'id="([^"]+)"', rf'id="{mark}-\1"', drawn)
-    drawn = re.sub(r"url\(#([^)]+)\)", rf"url(#{mark}-\1)", drawn)
-    return re.sub(r'href="#([^"]+)"', rf'href="#{mark}-\1"', drawn)
+    return re.sub(r'(id="|url\(#|href="#)', rf"\1{mark}-", drawn)
 
 
 def style(index: int) -> dict[str, Any]:

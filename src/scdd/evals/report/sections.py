@@ -90,11 +90,8 @@ def _generation(measurements: Sequence[Measurement], corpus: str, against: Seque
         if several:
             tables.append(summaries.frontier_table(several, among))
             figures.append(plots.frontier_plot(several, among))
-        comparisons += [
-            compare.against_table(grid, name, among)
-            for name, row in grid.items()
-            if next(iter(row.values())).label in against
-        ]
+        chosen = [name for name, row in grid.items() if next(iter(row.values())).label in against]
+        comparisons += [compare.against_table(grid, name, among) for name in chosen]
     return Section("Generation", [*tables, *comparisons], figures)
 
 

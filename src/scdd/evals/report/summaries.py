@@ -215,14 +215,11 @@ def frontier_table(measurements: Sequence[Measurement], among: str = "") -> Tabl
     rows = []
     for p, result in sorted(pairs, key=lambda pair: (pair[0].nfe, pair[0].ppl)):
         on, diversity = p in best, result["diversity"]
-        row = (
-            Entry(with_error(p.ppl, result["error"]), on),
-            f"{result['low']:.4g} – {result['high']:.4g}",
-            Entry(with_error(p.entropy, diversity["entropy"]["error"]), on),
-            f"{diversity['distinct_2']['value']:.3f}",
-            f"{diversity['repetition']['value']:.3f}",
-        )
-        rows.append(entries(p.label, p.nfe, f"{p.temperature:g}", f"{p.top_p:g}", *row))
+        ppl, interval = Entry(with_error(p.ppl, result["error"]), on), f"{result['low']:.4g} – {result['high']:.4g}"
+        entropy = Entry(with_error(p.entropy, diversity["entropy"]["error"]), on)
+        others = [f"{diversity[name]['value']:.3f}" for name in ("distinct_2", "repetition")]
+        filters = f"{p.temperature:g}", f"{p.top_p:g}"
+        rows.append(entries(p.label, p.nfe, *filters, ppl, interval, entropy, *others))
     head = ["system", "evaluations", "temperature", "top-p", "Gen PPL", "95 % interval", "entropy"]
     notes = ["Bold: no other way of the same number of evaluations is both better judged and more diverse."]
     return Table(f"Quality and diversity{among}", [*head, "distinct-2", "repetition"], rows, notes)

@@ -18,8 +18,8 @@ from scdd.core import ElboCoefficients, Head
 from scdd.ops.common import choose, chunks, compute_weights, raw_logits
 from scdd.ops.elbo import reference
 
-RowLoss = Callable[[Tensor, Tensor | None, Tensor, Tensor, ElboCoefficients, int, bool], Tensor]
-"""(logits, input_bias, x, z_t, rows, mask_id, with_grad) → losses; `logits` becomes its own gradient in place."""
+RowLoss = Callable[[Tensor, Head, Tensor, Tensor, ElboCoefficients, bool], Tensor]
+"""(logits, head, x, z_t, rows, with_grad) → losses; `logits` becomes its own gradient in place."""
 
 
 def elbo(
@@ -33,17 +33,13 @@ def elbo(
     chosen = choose(impl, hidden)
     if chosen == "reference":
         return reference.elbo(hidden, head, x, z_t, rows)
-    tensors = (hidden, head.weight, head.bias, head.input_bias)
-    total, losses = _Elbo.apply(*tensors, head, x, z_t, rows, _row_loss(chosen))  # type: ignore[no-untyped-call]
-    return total, losses
-
-
-def _row_loss(chosen: str) -> RowLoss:
     if chosen == "triton":
         from scdd.ops.elbo.triton import row_loss
     else:
         from scdd.ops.elbo.chunked import row_loss
-    return row_loss
+    parameters = (head.weight, head.bias, head.input_bias)
+    total, losses = _Elbo.apply(row_loss, head, x, z_t, rows, hidden, *parameters)  # type: ignore[no-untyped-call]
+    return total, losses
 
 
 class _Elbo(torch.autograd.Function):
@@ -51,26 +47,18 @@ class _Elbo(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        input_bias: Tensor | None,
-        head: Head,
-        x: Tensor,
-        z_t: Tensor,
-        rows: ElboCoefficients,
-        row_loss: RowLoss,
+        ctx: Any, row_loss: RowLoss, head: Head, x: Tensor, z_t: Tensor, rows: ElboCoefficients, *inputs: Any
     ) -> tuple[Tensor, Tensor]:
-        need = tuple(ctx.needs_input_grad[:4])
-        grads = _Gradients(hidden, weight, bias, input_bias, need)
+        # The inputs after `hidden` are the head's own: handed over here to have gradients.
+        hidden, need = inputs[0], ctx.needs_input_grad[5:]
+        grads = _Gradients(hidden, head, need)
         compute, compute_bias = compute_weights(hidden, head)
         rows = ElboCoefficients(*(field.to(torch.float32) for field in rows))
         losses = torch.empty(hidden.shape[0], dtype=torch.float32, device=hidden.device)
-        for part in chunks(hidden.shape[0], weight.shape[0], hidden):
+        for part in chunks(hidden.shape[0], compute.shape[0], hidden):
             logits = raw_logits(hidden[part], compute, compute_bias)
             cut = ElboCoefficients(*(field[part] for field in rows))
-            losses[part] = row_loss(logits, input_bias, x[part], z_t[part], cut, head.vocab.mask_id, any(need))
+            losses[part] = row_loss(logits, head, x[part], z_t[part], cut, any(need))
             if any(need):
                 grads.add(part, logits, hidden[part], compute, z_t[part])
         ctx.save_for_backward(*grads.results())
@@ -80,21 +68,19 @@ class _Elbo(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         scaled = [None if grad is None else grad * upstream.to(grad.dtype) for grad in ctx.saved_tensors]
-        return (*scaled, None, None, None, None, None)
+        return (None, None, None, None, None, *scaled)
 
 
 class _Gradients:
     """Accumulators of the four gradients, float32 for everything that sums over chunks."""
 
-    def __init__(
-        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, input_bias: Tensor | None, need: tuple[bool, ...]
-    ) -> None:
-        wants = dict(zip(("hidden", "weight", "bias", "input_bias"), need, strict=True))
-        self.hidden = torch.empty_like(hidden) if wants["hidden"] else None
+    def __init__(self, hidden: Tensor, head: Head, need: tuple[bool, bool, bool, bool]) -> None:
+        """`need`: whether each of hidden, weight, bias and input_bias wants one."""
+        self.hidden = torch.empty_like(hidden) if need[0] else None
         self.weight: Tensor | None = None
-        self.wants_weight, self.weight_dtype = wants["weight"], weight.dtype
-        self.bias = torch.zeros_like(bias) if bias is not None and wants["bias"] else None
-        self.input_bias = torch.zeros_like(input_bias) if input_bias is not None and wants["input_bias"] else None
+        self.wants_weight, self.weight_dtype = need[1], head.weight.dtype
+        self.bias = torch.zeros_like(head.bias) if head.bias is not None and need[2] else None
+        self.input_bias = torch.zeros_like(head.input_bias) if head.input_bias is not None and need[3] else None
 
     def add(self, part: slice, grad: Tensor, hidden: Tensor, weight: Tensor, z_t: Tensor) -> None:
         """Fold in one chunk, `grad` the gradient of its logits."""

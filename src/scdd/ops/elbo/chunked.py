@@ -5,25 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from scdd.core import ElboCoefficients
+from scdd.core import ElboCoefficients, Head
 
 MOST_LOG_R = 80.0  # exp of it fits in float32; rows without a floor (log_r = ∞) never use r
 
 
-def row_loss(
-    logits: Tensor,
-    input_bias: Tensor | None,
-    x: Tensor,
-    z_t: Tensor,
-    rows: ElboCoefficients,
-    mask_id: int,
-    with_grad: bool,
-) -> Tensor:
+def row_loss(logits: Tensor, head: Head, x: Tensor, z_t: Tensor, rows: ElboCoefficients, with_grad: bool) -> Tensor:
     """Losses [n] from logits [n, Vp]; with_grad leaves d(sum of losses)/d(logits) in `logits`."""
     work = logits if logits.dtype == torch.float32 else logits.float()
-    if input_bias is not None:
-        work.scatter_add_(1, z_t[:, None], input_bias.detach().to(work.dtype).expand(len(z_t), 1))
-    seen = torch.where(z_t == mask_id, x, z_t)
+    if head.input_bias is not None:
+        work.scatter_add_(1, z_t[:, None], head.input_bias.detach().to(work.dtype).expand(len(z_t), 1))
+    seen = torch.where(z_t == head.vocab.mask_id, x, z_t)
     lse = torch.logsumexp(work, dim=1)
     log_p_x = work.gather(1, x[:, None])[:, 0] - lse
     log_p_z = work.gather(1, seen[:, None])[:, 0] - lse

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from scdd.core import ElboCoefficients
+from scdd.core import ElboCoefficients, Head
 from scdd.ops.triton_rows import (
     LN2,
     LOG2E,
@@ -24,15 +24,7 @@ BLOCK = 1024
 WARPS = 4
 
 
-def row_loss(
-    logits: Tensor,
-    input_bias: Tensor | None,
-    x: Tensor,
-    z_t: Tensor,
-    rows: ElboCoefficients,
-    mask_id: int,
-    with_grad: bool,
-) -> Tensor:
+def row_loss(logits: Tensor, head: Head, x: Tensor, z_t: Tensor, rows: ElboCoefficients, with_grad: bool) -> Tensor:
     """Losses [n] from logits [n, Vp]; with_grad leaves d(sum of losses)/d(logits) in `logits`."""
     count, columns = logits.shape
     losses = torch.empty(count, dtype=torch.float32, device=logits.device)
@@ -44,11 +36,11 @@ def row_loss(
         x,
         z_t,
         *(field.contiguous() for field in rows),
-        losses if input_bias is None else input_bias,
+        losses if head.input_bias is None else head.input_bias,
         losses,
-        mask_id,
+        head.vocab.mask_id,
         COLUMNS=columns,
-        HAS_INPUT_BIAS=input_bias is not None,
+        HAS_INPUT_BIAS=head.input_bias is not None,
         WITH_GRAD=with_grad,
         BLOCK=min(BLOCK, triton.next_power_of_2(columns)),
         num_warps=WARPS,

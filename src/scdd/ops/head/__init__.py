@@ -79,36 +79,25 @@ def redraw(
     """
     u = source if isinstance(source, Tensor) else uniforms(moves.shape, source, hidden.device)
     chosen = choose(impl, hidden)
-    tokens = torch.full(moves.shape, -1, dtype=torch.int64, device=hidden.device)
-    log_p = torch.full(moves.shape, -torch.inf, dtype=torch.float32, device=hidden.device)
     if chosen == "triton":
         from scdd.ops.head.triton_draw import row_draw
 
         if logits is not None:
-            row_draw(logits, head, u, z_t, filters, moves, tokens, log_p)
-            return Draw(tokens, log_p)
+            return Draw(*row_draw(logits, head, u, z_t, filters, moves))
     rows = moves.nonzero()[:, 0]
     if chosen == "chunked":
         rows = evened(rows)
     picked = None if z_t is None else z_t[rows]
     if chosen == "reference":
-        some, some_log_p = reference.redraw(hidden[rows], head, u[rows], picked, filters)
+        drawn, drawn_log_p = reference.redraw(hidden[rows], head, u[rows], picked, filters)
     elif chosen == "triton":
-        some, some_log_p = _picked(hidden[rows], head, u[rows], picked, filters)
+        scores = raw_logits(hidden[rows], *compute_weights(hidden, head))
+        drawn, drawn_log_p = row_draw(scores, head, u[rows], picked, filters, torch.ones_like(rows, dtype=torch.bool))
     else:
-        some, some_log_p = chunked.redraw(hidden[rows], head, u[rows], picked, filters)
-    tokens[rows], log_p[rows] = some, some_log_p.to(log_p.dtype)
-    return Draw(tokens, log_p)
-
-
-def _picked(hidden: Tensor, head: Head, u: Tensor, z_t: Tensor | None, filters: Filters) -> Draw:
-    """Triton draws at every row of `hidden`, whose logits are made here."""
-    from scdd.ops.head.triton_draw import row_draw
-
-    every = torch.ones(hidden.shape[0], dtype=torch.bool, device=hidden.device)
-    tokens = torch.empty(hidden.shape[0], dtype=torch.int64, device=hidden.device)
-    log_p = torch.empty(hidden.shape[0], dtype=torch.float32, device=hidden.device)
-    row_draw(raw_logits(hidden, *compute_weights(hidden, head)), head, u, z_t, filters, every, tokens, log_p)
+        drawn, drawn_log_p = chunked.redraw(hidden[rows], head, u[rows], picked, filters)
+    tokens = torch.full(moves.shape, -1, dtype=torch.int64, device=hidden.device)
+    log_p = torch.full(moves.shape, -torch.inf, dtype=torch.float32, device=hidden.device)
+    tokens[rows], log_p[rows] = drawn, drawn_log_p.to(log_p.dtype)
     return Draw(tokens, log_p)
 
 

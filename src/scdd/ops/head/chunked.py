@@ -47,14 +47,10 @@ def cut(scores: Tensor, filters: Filters) -> tuple[Tensor, Tensor]:
     threshold = torch.full_like(log_total, -torch.inf)
     if filters.top_k is not None:
         threshold = torch.topk(scores, min(filters.top_k, scores.shape[1]), dim=1).values[:, -1]
-        log_total = _weight_above(scores, threshold)
+        log_total = torch.logsumexp(scores.masked_fill(scores < threshold[:, None], -torch.inf), dim=1)
     if filters.top_p < 1.0:
         threshold, log_total = _nucleus(scores, threshold, log_total, filters.top_p)
     return threshold, log_total
-
-
-def _weight_above(scores: Tensor, threshold: Tensor) -> Tensor:
-    return torch.logsumexp(scores.masked_fill(scores < threshold[:, None], -torch.inf), dim=1)
 
 
 def _nucleus(scores: Tensor, least: Tensor, log_total: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
@@ -88,8 +84,7 @@ def _by_bins(scores: Tensor, least: Tensor, log_total: Tensor, top_p: float) -> 
     inside = bins == crossing
     best, where = torch.topk(scores.masked_fill(~inside, -torch.inf), int(inside.sum(1).max()), dim=1)
     before = better.gather(1, crossing)
-    threshold, kept = _crossing(best, torch.where(best > -torch.inf, mass.gather(1, where), 0.0), least, top_p, before)
-    return threshold, kept
+    return _crossing(best, torch.where(best > -torch.inf, mass.gather(1, where), 0.0), least, top_p, before)
 
 
 def _crossing(

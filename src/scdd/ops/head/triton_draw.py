@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -16,18 +17,13 @@ WARPS = 8
 
 
 def row_draw(
-    logits: Tensor,
-    head: Head,
-    u: Tensor,
-    z_t: Tensor | None,
-    filters: Filters,
-    moves: Tensor,
-    tokens: Tensor,
-    log_p: Tensor,
-) -> None:
-    """Fill tokens [n] and log_p [n] where moves [n]; the cumulative mass is summed and inverted in float64."""
+    logits: Tensor, head: Head, u: Tensor, z_t: Tensor | None, filters: Filters, moves: Tensor
+) -> tuple[Tensor, Tensor]:
+    """(Tokens, log x_θ) where moves [n], −1 and −∞ elsewhere; the cumulative mass is summed and inverted in float64."""
+    tokens = torch.full(moves.shape, -1, dtype=torch.int64, device=logits.device)
+    log_p = torch.full(moves.shape, -torch.inf, dtype=torch.float32, device=logits.device)
     if logits.shape[0] == 0:
-        return
+        return tokens, log_p
     if head.input_bias is not None and z_t is None:
         raise ValueError("this head adds a bias at the input token, so it needs z_t")
     _row_draw[(logits.shape[0],)](
@@ -43,6 +39,7 @@ def row_draw(
         BLOCK=min(BLOCK, triton.next_power_of_2(logits.shape[1])),
         num_warps=WARPS,
     )
+    return tokens, log_p
 
 
 @triton.jit
