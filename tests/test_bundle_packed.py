@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from scdd.bundle import packed
-from scdd.bundle.folder import Identity, _digest, read, write
-from scdd.bundle.packed import SCALE, SMALLEST, TOP, largest_change, pack, unpack
+from scdd.bundle.folder import SCALE, Identity, _digest, read, unpack, write
+from scdd.bundle.packed import SMALLEST, TOP, largest_change, pack
 from scdd.core.errors import UserError
 from scdd.core.types import Vocab
 from scdd.models.dit import DiT

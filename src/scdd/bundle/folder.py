@@ -20,11 +20,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from scdd import __version__
-from scdd.bundle.packed import KINDS, pack, unpack
 from scdd.core.errors import UserError, reason
 from scdd.core.types import Vocab
 
 SCHEMA = 1
+KINDS = ("float32", "bfloat16", "int8")
+SCALE = ":scale8"  # ends a scale's name; no attribute of a module can be spelled with a colon
 FOREIGN = "process"  # where `extra` notes a process that the recipe cannot name
 RECIPE, META, WEIGHTS, TOKENIZER = "recipe.yaml", "meta.json", "model.safetensors", "tokenizer.json"
 FILES = (RECIPE, META, WEIGHTS, TOKENIZER)
@@ -89,6 +90,8 @@ def write(
     called with the temporary folder before anything is renamed, to put further files (`resume/`) under the same
     guarantee.
     """
+    from scdd.bundle.packed import pack  # only who writes needs it
+
     stored = pack(weights, kind)
     with staged(folder) as temporary:
         save_file({k: v.detach().cpu().contiguous().clone() for k, v in stored.items()}, temporary / WEIGHTS)
@@ -204,6 +207,22 @@ def read(source: str | Path, *, device: str | torch.device = "cpu", verify: bool
     if not same:
         raise UserError(f"{folder / TOKENIZER} is missing or not the one the model was trained with: {CURE}.")
     return bundle
+
+
+def unpack(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What `pack` was given, rounded, in float32 and under its own names; ValueError where a part is missing."""
+    weights: dict[str, Tensor] = {}
+    for name, stored in tensors.items():
+        if stored.dtype == torch.int8:
+            scale = tensors.get(name + SCALE)
+            if stored.dim() != 2 or scale is None or scale.shape != stored.shape[:1]:
+                raise ValueError(f"{name} has no scale for each of its rows")
+            weights[name] = stored.float().mul_(scale[:, None])
+        elif not name.endswith(SCALE):
+            weights[name] = stored.float() if stored.is_floating_point() else stored
+        elif name.removesuffix(SCALE) not in tensors:
+            raise ValueError(f"{name} belongs to no weight")
+    return weights
 
 
 def _meta(folder: Path) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
     int8   w[i, j] ≈ scale[i] · code[i, j],  code in −127 … 127;  codes under the weight's own name, scales beside them
 
-Only the file is small: `unpack` gives float32 back, which is what a CPU computes in.
+Only the file is small: `folder.unpack` gives float32 back, which is what a CPU computes in.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from scdd.bundle.folder import KINDS, SCALE
 from scdd.core.errors import UserError
 
-KINDS = ("float32", "bfloat16", "int8")
-SCALE = ":scale8"  # ends a scale's name; no attribute of a module can be spelled with a colon
 SMALLEST = 4096  # numbers of a matrix worth 8 bits; all else is about a hundredth of a file
 TOP = 127  # the largest code; −128 is left out so that a row and its negative round alike
 # Shares of a row's largest number at which it may be cut off: a finer step for all against the few largest. On Gaussian
@@ -44,22 +43,6 @@ def pack(weights: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:
         else:
             packed[name] = weight
     return packed
-
-
-def unpack(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What `pack` was given, rounded, in float32 and under its own names; ValueError where a part is missing."""
-    weights: dict[str, Tensor] = {}
-    for name, stored in tensors.items():
-        if stored.dtype == torch.int8:
-            scale = tensors.get(name + SCALE)
-            if stored.dim() != 2 or scale is None or scale.shape != stored.shape[:1]:
-                raise ValueError(f"{name} has no scale for each of its rows")
-            weights[name] = stored.float().mul_(scale[:, None])
-        elif not name.endswith(SCALE):
-            weights[name] = stored.float() if stored.is_floating_point() else stored
-        elif name.removesuffix(SCALE) not in tensors:
-            raise ValueError(f"{name} belongs to no weight")
-    return weights
 
 
 def largest_change(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> tuple[str, float]:

@@ -29,8 +29,7 @@ def export(
     """Write a model as a small folder to share: recipe, tokenizer and weights, nothing to resume training from."""
     from safetensors import SafetensorError
 
-    from scdd.bundle.folder import CARD, WEIGHTS, read, write
-    from scdd.bundle.packed import KINDS
+    from scdd.bundle.folder import CARD, KINDS, WEIGHTS, read, write
 
     if weights not in KINDS:
         raise UserError(f"--weights {weights} is not known: choose one of {', '.join(KINDS)}.")
