@@ -256,7 +256,9 @@ FLAG = re.compile(
 
 def _flag_row(flag: re.Match[str]) -> str:
     takes = "" if flag["takes"] is None else f"`{flag['takes'].strip('<>')}`".replace("|", "\\|")
-    default = "required" if flag["must"] else "" if flag["default"] is None else f"`{flag['default']}`"
+    default = "required" if flag["must"] else flag["default"] or ""
+    if default and not flag["must"]:
+        default = default.strip("()") if default.startswith("(") else f"`{default}`"
     name = f"`{flag['name']}`".replace("|", "\\|")
     return f"| {name} | {takes} | {default} | {_escaped(flag['about'] or '')} |"
 
