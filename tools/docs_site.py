@@ -255,12 +255,11 @@ FLAG = re.compile(
 
 
 def _flag_row(flag: re.Match[str]) -> str:
-    takes = "" if flag["takes"] is None else f"`{flag['takes'].strip('<>')}`".replace("|", "\\|")
+    takes = "" if flag["takes"] is None else f"`{flag['takes'].strip('<>')}`"
     default = "required" if flag["must"] else flag["default"] or ""
     if default and not flag["must"]:
         default = default.strip("()") if default.startswith("(") else f"`{default}`"
-    name = f"`{flag['name']}`".replace("|", "\\|")
-    return f"| {name} | {takes} | {default} | {_escaped(flag['about'] or '')} |"
+    return f"| `{flag['name']}` | {takes} | {default} | {_escaped(flag['about'] or '')} |"
 
 
 def _escaped(text: str) -> str:

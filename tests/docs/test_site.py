@@ -37,7 +37,7 @@ def test_the_pages_ask_nobody_else(site: Path) -> None:
     assert "images/demo.gif" in start
     assert "Two commands" in start
     reference = (site / "reference" / "python.html").read_text(encoding="utf-8")
-    for name in ("load", "train", "evaluate", "LM.generate", "LM.correct", "Sample.corrections", "SamplingPlan.seed"):
+    for name in ("load", "train", "evaluate", "LM.generate", "LM.correct", "Sample", "Correction", "SamplingPlan"):
         assert f'id="scdd.{name}"' in reference, name
 
 

@@ -1,0 +1,2 @@
+// Small types are shown by their source, comments and all: unfolded.
+for (const source of document.querySelectorAll("details.mkdocstrings-source")) source.open = true;
