@@ -2,7 +2,7 @@
 
 Texts of equal length with equal settings (steps, sampler, filters, …; seeds may differ) walk together. What a text becomes
 does not depend on its company: random numbers are keyed by (seed, sample), and rows are evaluated in groups that change no
-bit (`sharing`) or that all have one shape (a GPU's, `samplers.network`).
+bit (`sharing`) or that all have one shape (a GPU's, `samplers.prediction`).
 """
 
 from __future__ import annotations

@@ -224,7 +224,7 @@ class Trainer:
         if self.average is not None:
             tensors |= {f"ema.{name}": t for name, t in self.average.shadow.items()}
         tensors |= {f"objective.{name}": t for name, t in self.objective.state_dict().items()}
-        return {**tensors, "tally": self.meter.sums}
+        return {**tensors, "tally": self.meter.sums}  # the name that older checkpoints have
 
     def published(self) -> dict[str, Tensor]:
         """The whole averaged weights under the network's own names; `quality.…` beside them if there is a PRISM head."""
