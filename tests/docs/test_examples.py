@@ -60,6 +60,7 @@ def look_up(block: Block) -> None:
 @pytest.mark.parametrize("page", EXAMPLES, ids=name_of)
 def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)  # what is said to come out is a CPU's
     (tmp_path / "text.txt").write_text(prose(CARD)[:2000], encoding="utf-8")  # which examples may read
     names: dict[str, Any] = {"__name__": "example"}
     for block in blocks(page, "python"):
