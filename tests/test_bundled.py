@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 import scdd
+from scdd.bundle.folder import ASSETS
 from scdd.cli.demo import PARAGRAPH, damaged
 from scdd.data.options import ShardsOptions
-from scdd.lm.loading import BUNDLED
 from scdd.lm.model import LM
 from scdd.processes.scdd import SCDD
 from scdd.recipe import load as recipe
@@ -23,7 +23,7 @@ def lm() -> LM:
 
 
 def test_it_is_small_enough() -> None:
-    files = {path.name: path.stat().st_size for path in BUNDLED.iterdir()}
+    files = {path.name: path.stat().st_size for path in (ASSETS / "model").iterdir()}
     assert {"model.safetensors", "tokenizer.json", "recipe.yaml", "meta.json"} <= set(files)
     assert sum(files.values()) <= MOST
 
@@ -31,7 +31,7 @@ def test_it_is_small_enough() -> None:
 def test_its_recipe_is_the_shipped_one() -> None:
     """But for where the data lay and whether a log was kept."""
     shipped = recipe.load("bundled")
-    own = recipe.loads((BUNDLED / "recipe.yaml").read_text(encoding="utf-8"))
+    own = recipe.loads((ASSETS / "model" / "recipe.yaml").read_text(encoding="utf-8"))
     assert isinstance(own.data, ShardsOptions)
     assert isinstance(shipped.data, ShardsOptions)
     same = replace(

@@ -85,6 +85,9 @@ def test_user_error_is_one_line_a_mistake_and_exit_2(failing_verb, capsys: pytes
     assert capsys.readouterr().err == "error: first mistake.\nerror: second mistake.\n"
 
 
+TYPED = ("--top-p=2", "--at", "here", "--blocks")
+
+
 @pytest.mark.parametrize(
     ("message", "option", "told"),
     [
@@ -109,12 +112,12 @@ def test_options_are_spelt_as_they_are_typed(
 
     module.recipe = show
     monkeypatch.setattr(cli, "import_module", lambda name: module)
-    assert cli.main(["recipe", "x"]) == 2
+    assert cli.main(["recipe", "x", *TYPED]) == 2
     assert capsys.readouterr().err == f"error: {told}\n"
     app.command("show")(show)
     app.command("hide")(lambda: None)
     module.app = app  # a verb with verbs of its own
-    assert cli.main(["recipe", "show", "x"]) == 2
+    assert cli.main(["recipe", "show", "x", *TYPED]) == 2
     assert capsys.readouterr().err == f"error: {told}\n"
 
 

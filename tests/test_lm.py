@@ -13,9 +13,9 @@ from torch import Tensor
 
 import scdd
 from scdd.bundle import folder as bundle
+from scdd.bundle.folder import ASSETS
 from scdd.core import UserError
 from scdd.core.types import padded
-from scdd.lm.loading import BUNDLED
 from scdd.lm.model import LM
 from scdd.lm.rows import continued, whole, with_spans
 from scdd.lm.run import windows
@@ -357,7 +357,7 @@ def test_mistakes_are_named(lm: LM, tmp_path: Path) -> None:
     ]:
         with pytest.raises(UserError, match=reason):
             action()
-    if not (BUNDLED / "model.safetensors").is_file():
+    if not (ASSETS / "model" / "model.safetensors").is_file():
         with pytest.raises(UserError, match="scdd demo"):
             scdd.load()
 

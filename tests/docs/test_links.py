@@ -20,7 +20,7 @@ CODE = re.compile(r"`([^`\n]+)`")
 FILE = re.compile(r"(?:[\w.-]+/)+[\w.-]+\.(?:py|md|yaml|txt|css|js|html|svg|gif|json)")
 PLACES = (ROOT, ROOT / "src" / "scdd", ROOT / "docs", ROOT / "docs" / "results" / "scdd")
 """Where a file that a page names may lie."""
-MADE = re.compile(r"(cells|checkpoints|resume|runs?|data)/")
+MADE = re.compile(r"(cells|checkpoints|resume|runs?|data|site)/")
 """Files that commands write are not in the repository."""
 ROOMS = "core|ops|schedules|processes|models|samplers|objectives|bundle|lm|evals|assemble|recipe|serve|cli|trace"
 SECTIONS = "data|model|process|objective|training|sampling"

@@ -134,8 +134,8 @@ def test_limits_below_the_defaults_lower_them(serving: Serving, lm: LM) -> None:
         ("score", {"text": "the " * 200}, "text"),
         ("score", {}, "text"),
         ("generate", {"sampler": "remdm"}, None),
-        ("generate", {"sampler": "remdmm"}, None),
-        ("generate", {"tolerance": 0.5, "process": "mdlm", "sampler": "p2"}, None),
+        ("generate", {"sampler": "remdmm"}, "sampler"),
+        ("generate", {"tolerance": 0.5, "process": "mdlm", "sampler": "p2"}, "schedule"),
         ("generate", {"sampler": {"kind": "gidd-correct", "corrections": 10**12}}, "sampler.corrections"),
         ("generate", {"sampler": {"kind": "informed", "corrections": 10**30}}, "sampler.corrections"),
         (

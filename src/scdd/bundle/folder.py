@@ -24,6 +24,8 @@ from scdd.core.errors import UserError, reason
 from scdd.core.types import Vocab
 
 SCHEMA = 1
+BUNDLED = "bundled"
+ASSETS = Path(__file__).resolve().parent.parent / "assets"
 KINDS = ("float32", "bfloat16", "int8")
 SCALE = ":scale8"  # ends a scale's name; no attribute of a module can be spelled with a colon
 FOREIGN = "process"  # where `extra` notes a process that the recipe cannot name
@@ -157,8 +159,13 @@ def newest_checkpoint(run: str | Path) -> Path | None:
 
 
 def locate(folder: str | Path) -> Path | None:
-    """Where the newest complete bundle of that name lies; None when there is none. A run's is its last checkpoint."""
+    """Where the newest complete bundle of that name lies; None when there is none. A run's is its last checkpoint.
+
+    "bundled" is the model that comes with the package, unless there is a folder of that name.
+    """
     target = Path(os.path.abspath(folder))
+    if str(folder) == BUNDLED and not target.exists():
+        target = ASSETS / "model"
     if not (target / META).exists() and (newest := newest_checkpoint(target)) is not None:
         return newest
     return next((each for each in (target, _sibling(target, "previous")) if each.is_dir()), None)

@@ -42,7 +42,7 @@ Plain = Annotated[bool, typer.Option("--plain", help="No live view and no colour
 Blocks = Annotated[
     bool, typer.Option("--blocks", help="Go through a text longer than the context in overlapping blocks.")
 ]
-Text = Annotated[str | None, typer.Argument(metavar="[TEXT]", help="The text; - or nothing reads standard input.")]
+Text = Annotated[str | None, typer.Argument(metavar="TEXT", help="The text; - or nothing reads standard input.")]
 File = Annotated[Path | None, typer.Option("--file", help="Read the text from a file.")]
 
 

@@ -23,8 +23,6 @@ from scdd.processes.options import PROCESSES, MdlmOptions, NoisyOptions
 from scdd.recipe.load import ModelRecipe, model_recipe
 from scdd.samplers.options import SamplingOptions
 
-BUNDLED = Path(__file__).resolve().parent.parent / "assets" / "model"
-BUNDLED_NAME = "bundled"
 CONTEXT = 512  # for converted checkpoints, which do not say how long their rows were
 SHORTEST = 4
 REPAIR = "repair"  # where a checkpoint notes repair options of its own
@@ -53,7 +51,9 @@ def load(
             raise UserError(
                 f"{change}: only sampling.… can be changed in a trained model; another process is an option of its own."
             )
-    checkpoint = bundle.read(locate(source))
+    if source is not None and not str(source):
+        raise UserError("The model's name is empty: give a folder or a Hub id, or leave it out for the bundled one.")
+    checkpoint = bundle.read(bundle.BUNDLED if source is None else source)
     if checkpoint.tokenizer is None:
         raise UserError(
             f"{checkpoint.folder} has no tokenizer.json, so it cannot write text: convert it with its tokenizer."
@@ -68,22 +68,9 @@ def load(
         sampling=spec.sampling if spec is not None else SamplingOptions(),
         repair=_repair(checkpoint),
         quality=_quality(checkpoint, network.config),
-        name="the bundled model" if source in (None, BUNDLED_NAME) else str(source),
+        name="the bundled model" if source in (None, bundle.BUNDLED) else str(source),
     )
     return model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-
-
-def locate(source: str | Path | None) -> str | Path:
-    """Where the model of that name lies: the package's own, or what `bundle.read` understands."""
-    if source is None or (source == BUNDLED_NAME and not Path(source).exists()):
-        if not (BUNDLED / "model.safetensors").is_file():
-            raise UserError(
-                "This build of scdd comes without its model: name a checkpoint, or make one with `scdd demo --run DIR`."
-            )
-        return BUNDLED
-    if not str(source):
-        raise UserError("The model's name is empty: give a folder or a Hub id, or leave it out for the bundled one.")
-    return source
 
 
 def _network(checkpoint: bundle.Bundle) -> DiT:

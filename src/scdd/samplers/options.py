@@ -189,7 +189,7 @@ class SamplingOptions(Options):
     temperature: Positive = 1.0
     """Divides the logits; below 1 is more cautious."""
     tolerance: Positive | None = None
-    """Stop a text when fewer than this many tokens are expected to change any more (sampler ancestral); null never does."""
+    """Stop a text when fewer than this many tokens are expected to change any more, with sampler ancestral; null: never."""
 
 
 DRAWING = tuple(each.name for each in fields(SamplingOptions) if each.name != "length")

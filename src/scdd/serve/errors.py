@@ -77,7 +77,7 @@ def as_api_error(error: BaseException) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, UserError):
-        return ApiError(400, short(str(error)), code="invalid_value")
+        return ApiError(400, short(str(error)), param=error.option, code="invalid_value")
     if isinstance(error, RequestValidationError):
         message, param = explain(error.errors())
         return ApiError(400, message, param=param, code="invalid_value")

@@ -13,7 +13,7 @@ import torch
 
 from scdd.bundle import folder as bundle
 from scdd.core.errors import UserError
-from scdd.lm.loading import BUNDLED, load
+from scdd.lm.loading import load
 from scdd.lm.model import LM
 from scdd.lm.run import Engine
 from scdd.processes.autoregressive import Autoregressive
@@ -85,7 +85,7 @@ def open_model(
     # "None" since measurements began: their names must stay
     process_name = "None" if isinstance(lm.process, Autoregressive) else repr(lm.process)
     identity: dict[str, Any] = {"process": process_name, "context": lm.context}
-    folder = None if isinstance(source, LM) else BUNDLED if source is None else bundle.locate(source)
+    folder = None if isinstance(source, LM) else bundle.locate(bundle.BUNDLED if source is None else source)
     recipe = None
     if folder is not None:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
