@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from scdd.core.errors import UserError
+from scdd.core.options import refusal_of
 from scdd.recipe.sections import Recipe
 from scdd.recipe.tree import hints, kinds, members, section_of, settings
 
@@ -68,7 +69,15 @@ def _sentence(finding: ErrorDetails, keys: list[str], tree: Mapping[str, Any]) -
         case "value_error":
             return f"{path + ': ' if path else ''}{context['error']}"
         case _:
-            return f"{path} is {_shown(given)}: {finding['msg'].replace('Input should', 'it should')}"
+            cure = _cure(keys, tree, given) or finding["msg"].replace("Input should", "it should")
+            return f"{path} is {_shown(given)}: {cure}"
+
+
+def _cure(keys: list[str], tree: Mapping[str, Any], given: Any) -> str | None:
+    """What the option's own rule says of the value, so that a recipe and Python are told the same; None if it has none."""
+    hint, node = _hint_at(keys[:-1], tree)
+    section = section_of(hint, node)
+    return None if section is None or not keys else refusal_of(section, keys[-1], given)
 
 
 def _shown(value: Any) -> str:
