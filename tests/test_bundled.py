@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 import scdd
+from scdd.bundle import folder
 from scdd.bundle.folder import ASSETS
 from scdd.cli.demo import PARAGRAPH, damaged
+from scdd.core.errors import UserError
 from scdd.data.options import ShardsOptions
 from scdd.lm.model import LM
 from scdd.processes.scdd import SCDD
@@ -78,3 +81,9 @@ def test_a_gap_is_filled_and_the_rest_is_kept(lm: LM) -> None:
     assert filled.startswith("The capital of France is")
     assert filled.endswith(" flows into the sea.")
     assert "[MASK" not in filled
+
+
+def test_a_build_without_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(folder, "ASSETS", tmp_path)
+    with pytest.raises(UserError, match="comes without its model"):
+        scdd.load()

@@ -166,6 +166,10 @@ def locate(folder: str | Path) -> Path | None:
     target = Path(os.path.abspath(folder))
     if str(folder) == BUNDLED and not target.exists():
         target = ASSETS / "model"
+        if not (target / WEIGHTS).is_file():
+            raise UserError(
+                "This build of scdd comes without its model: name a checkpoint, or make one with `scdd demo --run DIR`."
+            )
     if not (target / META).exists() and (newest := newest_checkpoint(target)) is not None:
         return newest
     return next((each for each in (target, _sibling(target, "previous")) if each.is_dir()), None)

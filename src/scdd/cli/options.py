@@ -61,9 +61,9 @@ class ModelFlags:
         """Whether somebody is watching."""
         return on_terminal(self.json, self.plain)
 
-    def open(self, changes: list[str] | None = None) -> LM:
+    def open(self) -> LM:
         """The model that the flags name."""
-        return open_model(self.model, self.process, self.device, changes)
+        return open_model(self.model, self.process, self.device)
 
 
 @dataclass(frozen=True)
@@ -74,13 +74,13 @@ class DrawFlags(ModelFlags):
     changes: Changes = None
     trace: Trace = None
 
-    def open(self, changes: list[str] | None = None) -> LM:
+    def open(self) -> LM:
         """The model with its recipe's sampling changed; refuses a trace that cannot be written before it is loaded."""
         if self.trace is not None:
             from scdd.trace.output import check_path
 
             check_path(self.trace)
-        return super().open(self.changes)
+        return open_model(self.model, self.process, self.device, self.changes)
 
 
 def open_model(

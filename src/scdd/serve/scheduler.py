@@ -179,8 +179,8 @@ class Scheduler:
         guarded = cast(Denoiser, Guarded(engine.model.denoiser, jobs, self.meters))
         engine = replace(engine, model=replace(engine.model, denoiser=guarded))
         rows, length = sum(job.rows for job in jobs), max(len(start) for run in runs for start in run.starts)
-        together = self.sharing.size(min(rows, self.limits.batch), length)
-        run = Run.joined(runs, engine, rows_per_forward=together)
+        rows_per_forward = self.sharing.size(min(rows, self.limits.batch), length)
+        run = Run.joined(runs, engine, rows_per_forward=rows_per_forward)
         ends = [sum(job.rows for job in jobs[: i + 1]) for i in range(len(jobs))]
         if any(job.watch is not None for job in jobs):
             told = [0] * len(jobs)
