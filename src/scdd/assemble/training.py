@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import nn
 
-from scdd.bundle.folder import FOREIGN, Identity
+from scdd.bundle import folder as bundle
+from scdd.bundle.folder import FOREIGN, Bundle, Identity
 from scdd.core.errors import UserError, at
 from scdd.core.rng import derive_seed
 from scdd.core.types import Vocab
@@ -19,8 +22,10 @@ from scdd.data.pack import Packing, cut
 from scdd.data.shards import MemoryTokens, Shards, TokenStream, read_manifest
 from scdd.data.texts import split_texts
 from scdd.data.tokenizer import TextTokenizer
-from scdd.models.dit import DiT
+from scdd.models.foreign import given
 from scdd.models.heads import QualityHead
+from scdd.models.network import Network
+from scdd.models.options import PretrainedOptions, make_network
 from scdd.objectives.ar import ArObjective
 from scdd.objectives.base import Estimate, Objective
 from scdd.objectives.diffusion import DiffusionObjective
@@ -40,23 +45,25 @@ BUNDLED = Path(__file__).parent.parent / "assets" / "wiki"
 # -- the network and its objective ------------------------------------------------------------------------------
 
 
-def network(spec: Recipe, vocab: Vocab, input_bias: bool = False) -> DiT:
+def network(spec: Recipe, vocab: Vocab, **changes: Any) -> Network:
     """The denoiser with the recipe's seed's weights, drawn on the CPU: the same on every device.
 
-    `input_bias` if weights from elsewhere have one, whatever the recipe says.
+    `changes` are what weights from elsewhere have and the recipe does not say.
     """
+    assert not isinstance(spec.model, PretrainedOptions)
     generator = torch.Generator().manual_seed(derive_seed(spec.seed, "weights") >> 1)
-    return DiT(spec.model.config(spec.process.kind == "ar", input_bias), vocab, generator)
+    with at("model"):
+        return make_network({**spec.model.description(spec.process.kind == "ar"), **changes}, vocab, generator)
 
 
-def objective(spec: Recipe, vocab: Vocab) -> Objective:
-    """What is minimised."""
+def objective(spec: Recipe, vocab: Vocab, width: int = 0) -> Objective:
+    """What is minimised; `width` is the network's, for objectives with a head of their own."""
     forward, options = make_process(spec.process, vocab), spec.objective
     if isinstance(forward, Autoregressive):
         return ArObjective(forward)
     if isinstance(options, PrismOptions):
         generator = torch.Generator().manual_seed(derive_seed(spec.seed, "quality") >> 1)
-        head = QualityHead(spec.model.config().width, generator=generator)
+        head = QualityHead(width, generator=generator)
         return PrismObjective(forward, head, options)
     assert isinstance(options, ElboOptions)  # the recipe has checked that ar goes with ar
     return DiffusionObjective(forward, options, compile=spec.training.compile)
@@ -114,14 +121,28 @@ def _packing(spec: ShardsOptions | TextOptions) -> Packing:
 # -- training ---------------------------------------------------------------------------------------------------
 
 
-def trainer(spec: Recipe, run: Path, world: World, data: Corpus, own: Objective | None = None) -> Trainer:
+OwnNetwork = nn.Module | Callable[[Vocab], nn.Module]
+"""A network of the caller's own, or what makes it for a vocabulary."""
+
+
+def trainer(
+    spec: Recipe,
+    run: Path,
+    world: World,
+    data: Corpus,
+    own: Objective | None = None,
+    own_network: OwnNetwork | None = None,
+) -> Trainer:
     """All of a run, on this rank, before anything is resumed.
 
-    `own` is an objective of yours in place of the recipe's, with a schedule or a process that no recipe can name.
+    `own` is an objective of yours in place of the recipe's, with a schedule or a process that no recipe can name;
+    `own_network` likewise a network in place of the recipe's.
     """
     vocab, training = data.tokenizer.vocab, spec.training
-    minimised = own or objective(spec, vocab)
-    net = _started(spec, data.tokenizer, minimised) if training.start_from else network(spec, vocab)
+    net, checkpoint = _network(spec, run, data.tokenizer, own_network)
+    minimised = own or objective(spec, vocab, net.width)
+    if checkpoint is not None:
+        _take_over(checkpoint, net, minimised, spec)
     if isinstance(spec.objective, PrismOptions) and spec.objective.freeze:
         if not training.start_from:
             raise UserError(
@@ -143,7 +164,7 @@ def trainer(spec: Recipe, run: Path, world: World, data: Corpus, own: Objective 
         recipe=dumps(spec),
         vocab=vocab,
         tokenizer=data.tokenizer.to_str(),
-        network=asdict(net.config),
+        network=net.description(),
         extra={} if named else {FOREIGN: repr(minimised.process)},
     )
     checkpoints = Checkpoints(run, identity, world, training.keep_last)
@@ -166,27 +187,43 @@ def _validation(spec: Recipe, data: Corpus, parallel: Parallel) -> Callable[[], 
     return bound
 
 
-def _started(spec: Recipe, tokenizer: TextTokenizer, minimised: Objective) -> DiT:
-    """The recipe's network with another checkpoint's weights; the process it was trained with does not matter."""
-    from scdd.bundle import folder as bundle
+def _network(
+    spec: Recipe, run: Path, tokenizer: TextTokenizer, own: OwnNetwork | None
+) -> tuple[Network, Bundle | None]:
+    """(The run's network, the checkpoint whose weights it is to start from)."""
+    vocab, start, causal = tokenizer.vocab, spec.training.start_from, spec.process.kind == "ar"
+    last = bundle.newest_checkpoint(run)
+    if own is None and last is not None and isinstance(spec.model, PretrainedOptions):
+        # A run that goes on has its own weights, and needs only to know its network.
+        return make_network(bundle.meta(last)["network"], vocab), None
+    checkpoint = None if start is None else bundle.read(start)
+    if checkpoint is not None:
+        checkpoint.check(vocab, tokenizer.to_str() if checkpoint.tokenizer is not None else None)
+    if own is not None:
+        return given(own, vocab), checkpoint
+    if checkpoint is not None and isinstance(spec.model, PretrainedOptions):
+        if checkpoint.network is None:
+            raise UserError(f"{start} does not say its network's shape: name it in the model section.", "start_from")
+        ours = checkpoint.network.get("kind") != "import"  # whose factory knows whether it is causal
+        return make_network({**checkpoint.network, **({"causal": causal} if ours else {})}, vocab), checkpoint
+    bias = checkpoint is not None and "output.input_bias" in checkpoint.weights
+    return network(spec, vocab, **({"input_bias": True} if bias else {})), checkpoint
 
-    assert spec.training.start_from is not None
-    checkpoint = bundle.read(spec.training.start_from)
-    checkpoint.check(tokenizer.vocab, tokenizer.to_str() if checkpoint.tokenizer is not None else None)
-    net = network(spec, tokenizer.vocab, input_bias="output.input_bias" in checkpoint.weights)
+
+def _take_over(checkpoint: Bundle, net: Network, minimised: Objective, spec: Recipe) -> None:
+    """Another checkpoint's weights for the network and the objective's own; the process it was trained with does not matter."""
     for name, module in minimised.modules().items():
         prefix = f"{name}."
         part = {k.removeprefix(prefix): v for k, v in checkpoint.weights.items() if k.startswith(prefix)}
         if part:
             module.load_state_dict(part)
     weights = {k: v for k, v in checkpoint.weights.items() if not k.startswith("quality.")}
-    if net.output.input_bias is not None:
+    if "output.input_bias" in net.state_dict():
         weights.setdefault("output.input_bias", torch.zeros(1))
     try:
-        net.load_state_dict(weights)
+        net.load_weights(weights)
     except RuntimeError as error:
         raise UserError(
-            f"training.start_from {spec.training.start_from} does not fit model.size {spec.model.size}: "
-            f"use the model section of its own recipe ({str(error).splitlines()[1].strip()})."
+            f"training.start_from {spec.training.start_from} does not fit the model section: use that of its own recipe, "
+            f"or model.kind pretrained ({str(error).splitlines()[1].strip()})."
         ) from error
-    return net

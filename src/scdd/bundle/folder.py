@@ -62,6 +62,7 @@ class Bundle(Identity):
 
     folder: Path
     weights: dict[str, Tensor]
+    hub: bool = False  # whether it was downloaded: code that it names is then not run
     kind: str = "float32"  # how the file stores the weights, which here are unpacked
     versions: Mapping[str, str] = field(default_factory=dict)
 
@@ -180,14 +181,15 @@ def read(source: str | Path, *, device: str | torch.device = "cpu", verify: bool
 
     `verify` compares the weights with their recorded checksum. Packed weights come back as float32.
     """
-    folder = locate(source) or _download(str(source))
-    meta = _meta(folder)
-    kind = meta.get("weights", "float32")  # bundles older than the question store them as they are
+    here = locate(source)
+    folder = here or _download(str(source))
+    facts = meta(folder)
+    kind = facts.get("weights", "float32")  # bundles older than the question store them as they are
     if kind not in KINDS:
         raise UserError(
             f'{folder} stores its weights as "{kind}" and this version of scdd reads {", ".join(KINDS)}: upgrade scdd.'
         )
-    if verify and _digest(_required(folder, WEIGHTS)) != meta.get("weights_sha256"):
+    if verify and _digest(_required(folder, WEIGHTS)) != facts.get("weights_sha256"):
         raise UserError(f"{folder / WEIGHTS} is damaged (its checksum differs from {META}'s): {CURE}.")
     try:
         weights = load_file(_required(folder, WEIGHTS), device=str(device))
@@ -200,17 +202,18 @@ def read(source: str | Path, *, device: str | torch.device = "cpu", verify: bool
         bundle = Bundle(
             folder=folder,
             recipe=_text(folder, RECIPE),
-            vocab=Vocab(meta["vocab"]["size"], meta["vocab"]["mask_id"]),
+            vocab=Vocab(facts["vocab"]["size"], facts["vocab"]["mask_id"]),
             tokenizer=tokenizer,
-            network=meta["network"],
-            extra=meta["extra"],
-            step=meta["step"],
-            tokens=meta["tokens"],
+            network=facts["network"],
+            extra=facts["extra"],
+            step=facts["step"],
+            tokens=facts["tokens"],
             weights=weights,
+            hub=here is None,
             kind=kind,
-            versions=meta["versions"],
+            versions=facts["versions"],
         )
-        same = bundle.vocab_hash == meta["vocab"]["hash"]
+        same = bundle.vocab_hash == facts["vocab"]["hash"]
     except (KeyError, TypeError) as error:
         raise UserError(f"{folder / META} is damaged (no {error}): {CURE}.") from error
     except json.JSONDecodeError as error:
@@ -236,18 +239,19 @@ def unpack(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return weights
 
 
-def _meta(folder: Path) -> dict[str, Any]:
+def meta(folder: Path) -> dict[str, Any]:
+    """What a bundle says of itself, read and checked."""
     try:
-        meta = json.loads(_text(folder, META))
+        found = json.loads(_text(folder, META))
     except json.JSONDecodeError as error:
         raise UserError(f"{folder / META} is damaged ({error}): {CURE}.") from error
-    if not isinstance(meta, dict) or not isinstance(meta.get("schema"), int):
+    if not isinstance(found, dict) or not isinstance(found.get("schema"), int):
         raise UserError(f"{folder / META} is damaged (it names no schema): {CURE}.")
-    if meta["schema"] > SCHEMA:
+    if found["schema"] > SCHEMA:
         raise UserError(
-            f"{folder} has format {meta['schema']} and this version of scdd reads up to {SCHEMA}: upgrade scdd."
+            f"{folder} has format {found['schema']} and this version of scdd reads up to {SCHEMA}: upgrade scdd."
         )
-    return meta
+    return found
 
 
 def _required(folder: Path, name: str) -> Path:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,15 +14,19 @@ from scdd.data.tokenizer import TextTokenizer
 from scdd.lm.model import LM
 from scdd.lm.options import RepairOptions
 from scdd.lm.rows import check_whole
-from scdd.models.attention import Rotary
-from scdd.models.dit import DiT
 from scdd.models.heads import QualityHead
-from scdd.models.options import DiTConfig
+from scdd.models.options import make_network
 from scdd.processes.autoregressive import Autoregressive
 from scdd.processes.base import Process, make_process, process_of_kind
 from scdd.processes.options import PROCESSES, MdlmOptions, NoisyOptions
 from scdd.recipe.load import ModelRecipe, model_recipe
 from scdd.samplers.options import SamplingOptions
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from scdd.core.types import Vocab
+    from scdd.models.network import Network
 
 CONTEXT = 512  # for converted checkpoints, which do not say how long their rows were
 SHORTEST = 4
@@ -32,6 +37,7 @@ def load(
     source: str | Path | None = None,
     *,
     process: str | Process | None = None,
+    network: nn.Module | Callable[[Vocab], nn.Module] | None = None,
     device: str | torch.device | None = None,
     context: int | None = None,
     overrides: Iterable[str] = (),
@@ -40,8 +46,9 @@ def load(
 
     `source` is a checkpoint folder, a run folder (its newest checkpoint) or a Hub id; None, or "bundled", is the model that
     comes with the package. `process` samples with another reverse process of the same marginals ("scdd" on GIDD's
-    weights), and says what a converted checkpoint was trained with. `overrides` change the recipe's sampling section
-    ("sampling.steps=64").
+    weights), and says what a converted checkpoint was trained with. `network` is a module of your own, or its factory,
+    that takes the checkpoint's weights where the checkpoint cannot rebuild it. `overrides` change the recipe's sampling
+    section ("sampling.steps=64").
     """
     changes = (overrides,) if isinstance(overrides, str) else tuple(overrides)
     if context is not None:
@@ -59,36 +66,47 @@ def load(
             f"{checkpoint.folder} has no tokenizer.json, so it cannot write text: convert it with its tokenizer."
         )
     spec = model_recipe(checkpoint.recipe, str(checkpoint.folder / "recipe.yaml"), changes)
-    network = _network(checkpoint)
     model = LM(
-        network,
+        _network(checkpoint, network),
         _process(checkpoint, spec, process),
         TextTokenizer(checkpoint.tokenizer, str(checkpoint.folder / "tokenizer.json")),
         context or (spec.length if spec is not None else CONTEXT),
         sampling=spec.sampling if spec is not None else SamplingOptions(),
         repair=_repair(checkpoint),
-        quality=_quality(checkpoint, network.config),
+        quality=_quality(checkpoint),
         name="the bundled model" if source in (None, bundle.BUNDLED) else str(source),
     )
     return model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
-def _network(checkpoint: bundle.Bundle) -> DiT:
+def _network(checkpoint: bundle.Bundle, own: nn.Module | Callable[[Vocab], nn.Module] | None) -> Network:
+    """The network with the checkpoint's weights: one that the caller has, or the one that the checkpoint describes."""
     weights = {k: v for k, v in checkpoint.weights.items() if not k.startswith("quality.")}
-    if checkpoint.network is None:
-        raise UserError(
-            f"{checkpoint.folder} does not say its network's shape: take the folder again from where it came."
-        )
-    config = DiTConfig(**checkpoint.network)
-    with torch.device("meta"):
-        network = DiT(config, checkpoint.vocab)
+    description = checkpoint.network
     try:
-        network.load_state_dict(weights, assign=True)
-        network.rotary = Rotary(config.head_width // 2)  # its tables are made, not stored
+        if own is not None:
+            from scdd.models.foreign import given
+
+            network = given(own, checkpoint.vocab)
+        elif description is None:
+            raise UserError("it does not say its network's shape")
+        elif description.get("kind") == "given":
+            raise UserError(f"its network, {description.get('class')}, was handed over in Python")
+        elif description.get("kind") == "import" and checkpoint.hub:
+            raise UserError(f"its network would run the code of {description.get('target')} on this machine")
+        else:
+            with torch.device("meta"):
+                network = make_network(description, checkpoint.vocab)
+    except UserError as error:
+        raise UserError(
+            f"{checkpoint.folder}: {str(error).rstrip('.')}; hand the network over, scdd.load(…, network=module)."
+        ) from error
+    try:
+        network.load_weights(weights)
     except RuntimeError as error:
         detail = str(error).splitlines()[-1].strip()
         raise UserError(
-            f"{checkpoint.folder}'s weights do not fit its recipe ({detail}): take the folder again."
+            f"{checkpoint.folder}'s weights do not fit its network ({detail}): take the folder again."
         ) from error
     return network.eval().requires_grad_(False)
 
@@ -132,12 +150,13 @@ def _repair(checkpoint: bundle.Bundle) -> RepairOptions:
         ) from error
 
 
-def _quality(checkpoint: bundle.Bundle, config: DiTConfig) -> QualityHead | None:
+def _quality(checkpoint: bundle.Bundle) -> QualityHead | None:
     """PRISM's head, where one was trained."""
     prefix = "quality."
     weights = {k.removeprefix(prefix): v for k, v in checkpoint.weights.items() if k.startswith(prefix)}
     if not weights:
         return None
-    head = QualityHead(config.width, inner=weights["first.weight"].shape[0])
+    inner, width = weights["first.weight"].shape
+    head = QualityHead(width, inner)
     head.load_state_dict(weights)
     return head.eval().requires_grad_(False)

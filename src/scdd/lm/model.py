@@ -18,9 +18,9 @@ from scdd.lm.results import Correction, Sample, Score
 from scdd.lm.rows import check_text, texts
 from scdd.lm.run import Engine, Run
 from scdd.models.compiled import compile_network
-from scdd.models.dit import DiT
 from scdd.models.graphed import Graphed
 from scdd.models.heads import QualityHead
+from scdd.models.network import Network
 from scdd.ops.common import Filters
 from scdd.processes.autoregressive import Autoregressive
 from scdd.processes.base import Process
@@ -36,7 +36,7 @@ class LM:
 
     def __init__(
         self,
-        network: DiT,
+        network: Network,
         process: Process | Autoregressive,
         tokenizer: TextTokenizer,
         context: int,

@@ -28,12 +28,14 @@ def train(
     out: str | Path,
     *,
     overrides: Iterable[str] = (),
+    network: build.OwnNetwork | None = None,
     device: str | None = None,
     progress: bool = True,
 ) -> Outcome:
     """Train a model, or go on where the run in the folder `out` stopped; returns how and where it ended.
 
     `recipe` is a file, a shipped recipe's name or a recipe at hand, and `overrides` change it ("training.steps=100").
+    `network` is a module of your own, or a function that makes it for a vocabulary, in place of the recipe's.
     The folder receives checkpoints, metrics.jsonl and whatever logs the recipe asks for; `progress` shows the numbers
     as they come. SIGTERM and SIGINT end the run after the current step, with a checkpoint. Under torchrun every process
     calls this. `scdd.load(out)` opens the result.
@@ -44,7 +46,7 @@ def train(
         spec = load(recipe, overrides)
     _require_same_recipe(spec, Path(out))
     try:
-        return _run(spec, Path(out), device, progress)
+        return _run(spec, Path(out), network, device, progress)
     except UserError as error:
         if error.option in {field.name for field in fields(TrainingOptions)}:
             raise error.spelt(f"training.{error.option}") from error
@@ -77,13 +79,13 @@ def _leaves(tree: Any, path: str = "") -> dict[str, Any]:
     return {k: v for key, node in tree.items() for k, v in _leaves(node, f"{path}.{key}" if path else key).items()}
 
 
-def _run(spec: Recipe, out: Path, device: str | None, progress: bool) -> Outcome:
+def _run(spec: Recipe, out: Path, network: build.OwnNetwork | None, device: str | None, progress: bool) -> Outcome:
     """Train to the end, in this process or as one of torchrun's."""
     with same_bits(spec.training.deterministic), world(spec.training.parallel, device) as here:
         log, fresh = Log(), not (out / "tokenizer.json").exists()
         try:
             data = _data(spec, out, here)
-            trainer = build.trainer(spec, out, here, data)
+            trainer = build.trainer(spec, out, here, data, own_network=network)
             resumed = trainer.resume()
             if here.is_main:
                 if spec.training.sample_every and here.kind != "fsdp":

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -132,6 +133,25 @@ class DiT(Network):
         """The vocabulary head's tensors."""
         output = self.output
         return Head(weight=output.weight, vocab=self.vocab, bias=output.bias, input_bias=output.input_bias)
+
+    @property
+    def causal(self) -> bool:
+        """As its shape says."""
+        return self.config.causal
+
+    @property
+    def time_conditioning(self) -> bool:
+        """As its shape says."""
+        return self.config.time_conditioning
+
+    def description(self) -> dict[str, Any]:
+        """Its kind and shape."""
+        return {"kind": "dit", **asdict(self.config)}
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """See `Network`; the rotary tables, which are made and not stored, are made anew."""
+        self.load_state_dict(weights, assign=True)
+        self.rotary = Rotary(self.config.head_width // 2)
 
     def layers(self) -> Sequence[nn.Module]:
         """The blocks."""

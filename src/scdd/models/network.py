@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +41,25 @@ class Network(nn.Module, ABC):
     def head(self) -> Head:
         """The vocabulary head's tensors."""
 
+    @property
+    def width(self) -> int:
+        """D, the width of what `hidden` gives."""
+        return self.head.weight.shape[1]
+
+    @property
+    def causal(self) -> bool:
+        """Whether a token sees only what is before it: what the autoregressive baseline needs."""
+        return False
+
+    @property
+    def time_conditioning(self) -> bool:
+        """Whether `hidden` must be told t."""
+        return False
+
+    @abstractmethod
+    def description(self) -> dict[str, Any]:
+        """Plain data that `models.options.make_network` rebuilds it from, weights apart."""
+
     @abstractmethod
     def layers(self) -> Sequence[nn.Module]:
         """The blocks, which are sharded one by one where weights are sharded."""
@@ -47,6 +67,13 @@ class Network(nn.Module, ABC):
     @abstractmethod
     def hidden_matrices(self) -> list[str]:
         """Names of the parameters that map activations to activations: Muon's domain."""
+
+    # A network that wraps another (`foreign.Foreign`) publishes its weights under the other's own names.
+    weights_prefix = ""
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Take over a checkpoint's weights, as they are and where they are; RuntimeError where they do not fit."""
+        self.load_state_dict({f"{self.weights_prefix}{k}": v for k, v in weights.items()}, assign=True)
 
     def logits(self, z_t: Tensor, t: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
         """[B, L, V] float32 with −inf at the mask. For tests and small work: hot paths use `hidden`, `head` and ops."""

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
-from typing import Literal
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from scdd.core.errors import OptionError
-from scdd.core.options import Count, Options
+from pydantic import Discriminator, JsonValue
+
+from scdd.core.errors import OptionError, UserError
+from scdd.core.options import Count, Options, Positive, Text
+
+if TYPE_CHECKING:
+    import torch
+
+    from scdd.core.types import Vocab
+    from scdd.models.network import Network
+
+NETWORKS = {"dit": "scdd.models.dit:DiT", "llama": "scdd.models.llama:Llama", "import": "scdd.models.foreign:imported"}
+"""Who builds a network, by the kind that its description names: called with the description's other entries."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +107,10 @@ class DiTOptions(InputOptions, PresetOptions):
             raise OptionError(f"size custom needs {absent[0]}: give it, or name a preset.", absent[0])
         self.config()
 
+    def description(self, causal: bool = False) -> dict[str, Any]:
+        """What `make_network` builds it from."""
+        return {"kind": "dit", **asdict(self.config(causal))}
+
     def config(self, causal: bool = False, input_bias: bool = False) -> DiTConfig:
         """The network's shape; `input_bias` if weights from elsewhere have one, whatever the options say."""
         if self.depth and self.width and self.heads:
@@ -102,3 +119,187 @@ class DiTOptions(InputOptions, PresetOptions):
             shape = SIZES[self.size]
         shared = {each.name: getattr(self, each.name) for each in fields(InputOptions)}
         return replace(shape, causal=causal, **shared | {"input_bias": self.input_bias or input_bias})
+
+
+# -- the Llama family ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RotaryScaling(Options):
+    """How rotary frequencies are stretched for texts longer than the ones a model began with."""
+
+    kind: Literal["linear", "llama3"]
+    """linear: all by the factor; llama3: long waves by the factor, short ones not, those between in part."""
+    factor: Positive
+    """By how much."""
+    low_freq_factor: Positive = 1.0
+    """llama3: waves longer than original_length over this are stretched."""
+    high_freq_factor: Positive = 4.0
+    """llama3: waves shorter than original_length over this are not."""
+    original_length: Count = 8192
+    """llama3: the length of the texts that the model began with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderOptions(Options):
+    """What members of the Llama family differ in besides their size."""
+
+    rotary_base: Positive = 10_000.0
+    """Base of the rotary frequencies."""
+    rotary_scaling: RotaryScaling | None = None
+    """How those are stretched; null: not at all."""
+    eps: Positive = 1e-5
+    """Added to the mean square in every norm."""
+    qkv_bias: bool = False
+    """Biases of queries, keys and values, as Qwen2 has them."""
+    out_bias: bool = False
+    """A bias of attention's output."""
+    mlp_bias: bool = False
+    """Biases of the MLP."""
+    qk_norm: bool = False
+    """A norm for each head's queries and keys, as Qwen3 has it."""
+    tied: bool = True
+    """Embedding and head share their weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlamaConfig(DecoderOptions):
+    """The shape of a decoder of the Llama family (Llama, SmolLM2, Mistral, Qwen2, Qwen3), as checkpoints record it.
+
+    `causal` leaves it the left-to-right model that it was; without it every token sees the whole row.
+    """
+
+    depth: Count
+    width: Count
+    heads: Count
+    kv_heads: Count
+    head_width: Count
+    mlp_width: Count
+    causal: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.heads % self.kv_heads:
+            raise OptionError(
+                f"kv_heads {self.kv_heads} does not divide the {self.heads} heads: choose a divisor.", "kv_heads"
+            )
+        if self.head_width % 2:
+            raise OptionError(
+                f"head_width {self.head_width} is odd, and rotary attention turns pairs of channels: choose an even one.",
+                "head_width",
+            )
+
+
+def _smollm2(depth: int, width: int, heads: int, kv_heads: int, mlp_width: int, base: float) -> LlamaConfig:
+    return LlamaConfig(
+        depth=depth, width=width, heads=heads, kv_heads=kv_heads, head_width=width // heads, mlp_width=mlp_width,
+        rotary_base=base,
+    )  # fmt: skip
+
+
+DECODERS = {
+    "smollm2-135m": _smollm2(30, 576, 9, 3, 1536, 100_000.0),
+    "smollm2-360m": _smollm2(32, 960, 15, 5, 2560, 100_000.0),
+    "smollm2-1.7b": _smollm2(24, 2048, 32, 32, 8192, 130_000.0),
+}
+
+
+@dataclass(frozen=True)
+class LlamaOptions(DecoderOptions):
+    """A network of the Llama family, from random weights or from those of training.start_from."""
+
+    SHAPE: ClassVar = ("depth", "width", "heads", "kv_heads", "mlp_width")
+    kind: Literal["llama"] = field(default="llama", kw_only=True, repr=False)
+    size: Literal["smollm2-135m", "smollm2-360m", "smollm2-1.7b", "custom"] = "smollm2-135m"
+    """A published shape; custom takes the five below."""
+    depth: Count | None = None
+    """Transformer blocks of a custom size."""
+    width: Count | None = None
+    """Hidden width of a custom size."""
+    heads: Count | None = None
+    """Attention heads of a custom size."""
+    kv_heads: Count | None = None
+    """Heads of keys and values of a custom size, a divisor of heads."""
+    mlp_width: Count | None = None
+    """Width inside the MLP of a custom size."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        shape = {name: getattr(self, name) for name in self.SHAPE}
+        given = [name for name, value in shape.items() if value is not None]
+        absent = [name for name, value in shape.items() if value is None]
+        if self.size != "custom":
+            own = [each.name for each in fields(DecoderOptions) if getattr(self, each.name) != each.default]
+            if given or own:
+                name = (given or own)[0]
+                raise OptionError(f"{name} is given although size is {self.size}: set size to custom.", name)
+        elif absent:
+            raise OptionError(f"size custom needs {absent[0]}: give it, or name a preset.", absent[0])
+        elif self.width and self.heads and self.width % self.heads:
+            raise OptionError(f"width {self.width} does not split into {self.heads} heads: choose a multiple.", "width")
+        self.config()
+
+    def config(self, causal: bool = False) -> LlamaConfig:
+        """The network's shape."""
+        if self.size != "custom":
+            return replace(DECODERS[self.size], causal=causal)
+        depth, width, heads, kv_heads, mlp_width = (getattr(self, name) for name in self.SHAPE)
+        return LlamaConfig(
+            depth=depth, width=width, heads=heads, kv_heads=kv_heads, head_width=width // heads, mlp_width=mlp_width,
+            causal=causal, **{each.name: getattr(self, each.name) for each in fields(DecoderOptions)},
+        )  # fmt: skip
+
+    def description(self, causal: bool = False) -> dict[str, Any]:
+        """What `make_network` builds it from."""
+        return {"kind": "llama", **asdict(self.config(causal))}
+
+
+# -- networks from elsewhere --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ImportOptions(Options):
+    """A network of your own: a Python function that makes it."""
+
+    kind: Literal["import"] = field(default="import", kw_only=True, repr=False)
+    target: Text
+    """What to import, "package.module:factory"; called as factory(vocab, **options), and its result is a `Denoiser`."""
+    options: Mapping[str, JsonValue] = field(default_factory=dict)
+    """The factory's keyword arguments."""
+
+    def description(self, causal: bool = False) -> dict[str, Any]:
+        """What `make_network` builds it from; whether it is causal is the factory's own business."""
+        return {"kind": "import", "target": self.target, "options": dict(self.options)}
+
+
+@dataclass(frozen=True)
+class PretrainedOptions(Options):
+    """The network that training.start_from holds, whatever its kind and shape; causal or not as the process needs it."""
+
+    kind: Literal["pretrained"] = field(default="pretrained", kw_only=True, repr=False)
+
+
+ModelOptions = Annotated[DiTOptions | LlamaOptions | ImportOptions | PretrainedOptions, Discriminator("kind")]
+
+
+def make_network(description: Mapping[str, Any], vocab: Vocab, generator: torch.Generator | None = None) -> Network:
+    """The network that plain data describes, its weights drawn from `generator`: what recipes ask for and bundles record.
+
+    A description has a kind and what that kind needs; those of older bundles have none and mean a DiT.
+    """
+    values = dict(description)
+    kind = values.pop("kind", "dit")
+    if kind not in NETWORKS:
+        raise UserError(f"there is no network of kind {kind!r}: this version of scdd builds {', '.join(NETWORKS)}.")
+    module, _, name = NETWORKS[kind].partition(":")
+    build: Callable[..., Network] = getattr(import_module(module), name)
+    try:
+        if kind == "import":
+            return build(vocab, generator, **values)
+        if kind == "dit":
+            return build(DiTConfig(**values), vocab, generator)
+        if values.get("rotary_scaling") is not None:
+            values["rotary_scaling"] = RotaryScaling(**values["rotary_scaling"])
+        return build(LlamaConfig(**values), vocab, generator)
+    except TypeError as error:
+        raise UserError(f"the network's description does not fit its kind {kind} ({error}).") from error

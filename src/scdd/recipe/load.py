@@ -79,6 +79,8 @@ def model_recipe(text: str, source: str = "recipe", overrides: Iterable[str] = (
 def from_dict(tree: Mapping[str, Any], source: str = "recipe", overrides: Iterable[str] = ()) -> Recipe:
     """The recipe that plain data describes, with `a.b=c` overrides applied first; every mistake is named."""
     changed, paths = _overridden(tree, overrides)
+    if isinstance(changed.get("model"), dict):
+        changed["model"].setdefault("kind", "dit")  # there was no other kind once
     return _checked(_adapter(), changed, source, paths)
 
 

@@ -9,7 +9,7 @@ from annotated_types import Interval
 
 from scdd.core.options import Options, Text
 from scdd.data.options import DataOptions
-from scdd.models.options import DiTOptions
+from scdd.models.options import DiTOptions, ModelOptions
 from scdd.objectives.options import ElboOptions, ObjectiveOptions
 from scdd.processes.options import ProcessOptions
 from scdd.samplers.options import SamplingOptions
@@ -26,7 +26,7 @@ class Recipe(Options):
     """Seed of everything random."""
     data: DataOptions
     """What to train on."""
-    model: DiTOptions = DiTOptions()
+    model: ModelOptions = DiTOptions()
     """The network."""
     process: ProcessOptions
     """The forward process."""
@@ -44,6 +44,8 @@ class Recipe(Options):
                 f"objective.kind {objective} does not fit process.kind {process}: "
                 "ar needs ar in both, and the other objectives need a diffusion process"
             )
+        if self.model.kind == "pretrained" and self.training.start_from is None:
+            raise ValueError("model.kind pretrained takes the network of training.start_from: name a model there")
         if objective == "prism" and process != "mdlm":
             raise ValueError(f"objective.kind prism needs process.kind mdlm, not {process}")
         if (process == "ar") != (self.sampling.sampler.kind == "ar"):

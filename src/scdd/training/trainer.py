@@ -230,7 +230,8 @@ class Trainer:
         """The whole averaged weights under the network's own names; `quality.…` beside them if there is a PRISM head."""
         averages = self.average.shadow if self.average is not None else {}
         weights = whole({**self.module.state_dict(), **averages})
-        return {name.removeprefix("network."): t for name, t in weights.items()}
+        prefix = f"network.{self.module.network.weights_prefix}"
+        return {name.removeprefix(prefix): t for name, t in weights.items()}
 
     def save(self) -> None:
         """A checkpoint of this step, unless it is there already; never one of weights that are not finite."""

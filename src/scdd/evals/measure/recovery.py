@@ -193,6 +193,6 @@ def _settings(model: EvalModel, texts: Any, spec: RecoverySpec, reference: Refer
             f"{model.label} has no uniform noise in its process, so its reverse never changes a visible token: "
             "measure recovery of a model trained with p_u > 0."
         )
-    repair = spec.repair.settled(model.lm.network.config.time_conditioning)
+    repair = spec.repair.settled(model.lm.network.time_conditioning)
     scorer = {} if reference is None else reference.identity
     return {"text": fingerprint(texts), "count": spec.count, "seed": spec.seed, **repair, **scorer}
