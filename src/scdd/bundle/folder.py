@@ -97,7 +97,8 @@ def write(
 
     stored = pack(weights, kind)
     with staged(folder) as temporary:
-        save_file({k: v.detach().cpu().contiguous().clone() for k, v in stored.items()}, temporary / WEIGHTS)
+        tensors = {k: v.detach().cpu().contiguous().clone() for k, v in stored.items()}
+        save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})  # which transformers asks for
         (temporary / RECIPE).write_text(identity.recipe, encoding="utf-8")
         shutil.copymode(temporary / RECIPE, temporary / WEIGHTS)  # safetensors leaves it to the owner alone
         if identity.tokenizer is not None:

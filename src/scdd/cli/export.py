@@ -25,30 +25,44 @@ def export(
     force: Annotated[
         bool, typer.Option("--force", help="Replace a model in --out; its other files, README.md too, stay.")
     ] = False,
+    hf: Annotated[
+        bool, typer.Option("--hf", help="Add config, code and card, so that transformers loads it without scdd.")
+    ] = False,
 ) -> None:
     """Write a model as a small folder to share: recipe, tokenizer and weights, nothing to resume training from."""
     from safetensors import SafetensorError
 
     from scdd.bundle.folder import CARD, KINDS, WEIGHTS, read, write
+    from scdd.lm.sharing import hub_files, own_card
 
     if weights not in KINDS:
         raise UserError(f"--weights {weights} is not known: choose one of {', '.join(KINDS)}.")
     kept = _kept(out, force)
     source = read(model)
-    if CARD not in (each.name for each in kept):
-        cards = (folder / CARD for folder in (source.folder, Path(model)))
-        kept += [card for card in cards if card.is_file()][:1]
+    add = hub_files(source, out.name, weights) if hf else None
+    if CARD not in (each.name for each in kept) and (card := own_card(source, model)) is not None:
+        kept.append(card)
+
+    def more(folder: Path) -> None:
+        _copy(kept, folder)
+        if add is not None:
+            add(folder)
+
     before = (source.folder / WEIGHTS).stat().st_size  # --out may be the same folder
     try:
-        write(out, source, source.weights, kind=weights, more=lambda folder: _copy(kept, folder))
+        write(out, source, source.weights, kind=weights, more=more)
     except (OSError, SafetensorError) as error:
         raise UserError(f"--out {out} cannot be written ({error}): make room, or choose another.") from error
     _summary(source, before, read(out))
+    if hf:
+        task = "Causal" if (source.network or {}).get("causal") else "Masked"
+        print(f'  transformers: AutoModelFor{task}LM.from_pretrained("{out}", trust_remote_code=True)')
 
 
 def _kept(out: Path, force: bool) -> list[Path]:
     """What lies in `out` beside a model's own files and shall stay; refuses what must not be replaced."""
     from scdd.bundle.folder import FILES, META, WEIGHTS
+    from scdd.bundle.huggingface import WRITTEN, is_written
     from scdd.training.resume import RESUME
 
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
@@ -59,7 +73,8 @@ def _kept(out: Path, force: bool) -> list[Path]:
         raise UserError(f"--out {out} is a checkpoint that training resumes from: choose another folder.")
     if not force:
         raise UserError(f"--out {out} holds a model already: replace it with --force, or choose another.")
-    return sorted(each for each in out.iterdir() if each.name not in FILES)
+    own = {*FILES, *(WRITTEN if is_written(out) else ())}  # a config must not outlive its weights
+    return sorted(each for each in out.iterdir() if each.name not in own)
 
 
 def _copy(entries: list[Path], folder: Path) -> None:

@@ -64,6 +64,7 @@ VERBS: dict[str, Verb] = {
     "correct": Verb("Find and repair what a model doubts in a text."),
     "score": Verb("Show how likely a model finds each token of a text."),
     "export": Verb("Write a model as a small folder to share, in bfloat16 or 8 bits."),
+    "push": Verb("Upload a model to the Hugging Face Hub, for scdd and for transformers."),
     "eval": Verb("Measure a model: likelihood, generative perplexity, diversity, correction, zero-shot.", "eval"),
     "report": Verb("Gather measurements into tables and figures.", "eval"),
     "serve": Verb("Serve a model over HTTP.", "serve"),

@@ -146,6 +146,12 @@ class TextTokenizer:
         return self.decode([i], skip_special=False)
 
     @property
+    def padding(self) -> tuple[str, int] | None:
+        """Name and id of a token for padding, where there is one; nothing here needs it."""
+        name = _first(self._tokenizer, _PAD_NAMES)
+        return None if name is None else (name, self._id(name))
+
+    @property
     def vocab(self) -> Vocab:
         """V ids with their mask, for the model."""
         from scdd.core.types import Vocab  # torch; preparing data does without

@@ -1,0 +1,124 @@
+"""What makes a bundle a folder of transformers as well: its config, the network's code, and the tokenizer's settings.
+
+The weights are the bundle's own file: the code in `assets/hf`, which is copied beside them, names its parts as we do.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from scdd.bundle.folder import ASSETS, Identity
+from scdd.core.errors import UserError
+
+CODE = ("configuration_scdd.py", "modeling_scdd.py", "sampling_scdd.py")
+CONFIG = "config.json"
+WRITTEN = (CONFIG, "generation_config.json", "tokenizer_config.json", "special_tokens_map.json", *CODE)
+"""Every file that `write_files` may write."""
+MODEL_TYPE = "scdd"
+NETWORKS = ("dit", "llama")
+WEIGHTS_KINDS = ("float32", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Specials:
+    """Tokens with a role, each as (name, id); a tokenizer without padding of its own pads with the end of text."""
+
+    bos: tuple[str, int]
+    eos: tuple[str, int]
+    mask: tuple[str, int]
+    pad: tuple[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sheet:
+    """All that the files beside the weights say of a model."""
+
+    identity: Identity
+    specials: Specials
+    context: int
+    process: Mapping[str, Any]  # its section of the recipe, as plain data
+    sampling: Mapping[str, Any]
+    name: str  # what commands call it: a Hub id, or the folder
+    kind: str = "bfloat16"
+    recipe: Mapping[str, Any] = field(default_factory=dict)  # the whole recipe, as plain data
+
+    @property
+    def causal(self) -> bool:
+        """Whether it is the autoregressive baseline."""
+        return bool((self.identity.network or {}).get("causal", False))
+
+
+def check(network: Mapping[str, Any] | None, kind: str) -> None:
+    """Refuse what transformers could not load."""
+    if kind not in WEIGHTS_KINDS:
+        raise UserError(
+            f"weights {kind} cannot be read by transformers: choose one of {', '.join(WEIGHTS_KINDS)}.", "weights"
+        )
+    found = "unknown" if network is None else str(network.get("kind", "dit"))
+    if found not in NETWORKS:
+        raise UserError(
+            f"a network of kind {found} has no code that could lie beside its weights (that is there for "
+            f"{' and '.join(NETWORKS)}): write a bundle for scdd alone."
+        )
+
+
+def write_files(folder: Path, sheet: Sheet) -> None:
+    """Everything but the card, the weights and tokenizer.json, which are there already."""
+    check(sheet.identity.network, sheet.kind)
+    for name in CODE:
+        shutil.copyfile(ASSETS / "hf" / name, folder / name)
+    _write(folder / CONFIG, config(sheet))
+    names = {f"{role}_token": getattr(sheet.specials, role)[0] for role in ("bos", "eos", "mask", "pad")}
+    _write(folder / "special_tokens_map.json", names)
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": sheet.context,
+        "model_input_names": ["input_ids", "attention_mask"],
+        "clean_up_tokenization_spaces": False,
+    }
+    _write(folder / "tokenizer_config.json", {**settings, **names})
+    if sheet.causal:
+        _write(folder / "generation_config.json", {**_ids(sheet), "use_cache": False})
+
+
+def config(sheet: Sheet) -> dict[str, Any]:
+    """config.json."""
+    task = "CausalLM" if sheet.causal else "MaskedLM"
+    code = {"AutoConfig": "configuration_scdd.SCDDConfig", f"AutoModelFor{task}": f"modeling_scdd.SCDDFor{task}"}
+    vocab = sheet.identity.vocab
+    return {
+        "architectures": [f"SCDDFor{task}"],
+        "auto_map": code,
+        "model_type": MODEL_TYPE,
+        "network": {"kind": "dit", **(sheet.identity.network or {})},
+        "process": dict(sheet.process),
+        "sampling": dict(sheet.sampling),
+        "vocab_size": vocab.size,
+        "mask_token_id": vocab.mask_id,
+        **_ids(sheet),
+        "max_position_embeddings": sheet.context,
+        "tie_word_embeddings": False,  # the code has one matrix where there is one
+        "torch_dtype": sheet.kind,
+    }
+
+
+def is_written(folder: Path) -> bool:
+    """Whether a folder has these files, from here."""
+    try:
+        found = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and found.get("model_type") == MODEL_TYPE
+
+
+def _ids(sheet: Sheet) -> dict[str, int]:
+    return {f"{role}_token_id": getattr(sheet.specials, role)[1] for role in ("bos", "eos", "pad")}
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
