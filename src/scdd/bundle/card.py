@@ -61,7 +61,7 @@ def _description(sheet: Sheet) -> str:
     network, data, training = (dict(each or {}) for each in (
         sheet.identity.network, sheet.recipe.get("data"), sheet.recipe.get("training")
     ))  # fmt: skip
-    shape = f"{str(network.get('kind', 'dit'))}, {network.get('depth')} blocks of width {network.get('width')}"
+    shape = f"{network.get('kind', 'dit')}, {network.get('depth')} blocks of width {network.get('width')}"
     rows = {
         "network": f"{shape}, {network.get('heads')} heads, {_time(network)}",
         "process": _process(sheet.process),

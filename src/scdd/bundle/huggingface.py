@@ -15,7 +15,7 @@ from typing import Any
 from scdd.bundle.folder import ASSETS, Identity
 from scdd.core.errors import UserError
 
-CODE = ("configuration_scdd.py", "modeling_scdd.py", "sampling_scdd.py")
+CODE = ("configuration_scdd.py", "modeling_scdd.py", "network_scdd.py", "sampling_scdd.py")
 CONFIG = "config.json"
 WRITTEN = (CONFIG, "generation_config.json", "tokenizer_config.json", "special_tokens_map.json", *CODE)
 """Every file that `write_files` may write."""

@@ -7,7 +7,7 @@ from typing import Any
 from transformers import PretrainedConfig
 
 
-class SCDDConfig(PretrainedConfig):  # type: ignore[misc]
+class SCDDConfig(PretrainedConfig):
     """`network`, `process` and `sampling` say what scdd's meta.json and recipe.yaml say; the rest are the usual names."""
 
     model_type = "scdd"
