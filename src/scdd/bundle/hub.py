@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 from scdd.core.errors import UserError, reason
 
@@ -29,8 +30,9 @@ def upload(
     from huggingface_hub import HfApi
 
     api = HfApi()
+    asked: dict[str, Any] = {"private": True} if private else {}  # else an organisation's own default decides
     try:
-        made = api.create_repo(repo, private=private, exist_ok=True)
+        made = api.create_repo(repo, exist_ok=True, **asked)
         if revision is not None:
             api.create_branch(repo, branch=revision, exist_ok=True)
         api.upload_folder(
