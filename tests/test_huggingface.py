@@ -188,6 +188,7 @@ def test_sampling_without_scdd(found: dict[str, dict[str, Any]]) -> None:
     for name in ("plain", "sigma", "t", "llama"):
         first, again, other = found[name]["drawn"]
         assert first.shape == (3, 14)
+        assert found[name]["usual"].shape == (1, 40)  # the recipe's context
         assert torch.equal(first, again)
         assert not torch.equal(first, other)
         assert bool((first[:, 0] == own.bos_id).all() and (first[:, -1] == own.eos_id).all())

@@ -56,6 +56,7 @@ def attempt(case: dict[str, Any], inputs: dict[str, torch.Tensor], place: Path) 
             model.sample(12, 5, num=3, generator=torch.Generator().manual_seed(seed)) for seed in (0, 0, 1)
         ]
         found["filled"] = model.sample(input_ids=ids, steps=4)
+        found["usual"] = model.sample()
     return found
 
 

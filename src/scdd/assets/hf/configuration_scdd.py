@@ -6,6 +6,8 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
+SAMPLING = {"steps": 128, "temperature": 1.0, "top_p": 1.0, "grid": {"kind": "uniform"}}  # where a recipe says nothing
+
 
 class SCDDConfig(PretrainedConfig):
     """`network`, `process` and `sampling` say what scdd's meta.json and recipe.yaml say; the rest are the usual names."""
@@ -24,7 +26,7 @@ class SCDDConfig(PretrainedConfig):
     ) -> None:
         self.network = network or {"kind": "dit", "depth": 1, "width": 8, "heads": 2}
         self.process = process or {"kind": "scdd", "schedule": {"kind": "peaked"}}
-        self.sampling = sampling or {}
+        self.sampling = {**SAMPLING, **(sampling or {})}
         self.vocab_size = vocab_size
         self.mask_token_id = mask_token_id
         self.max_position_embeddings = max_position_embeddings

@@ -150,27 +150,31 @@ class SCDDForMaskedLM(SCDDPreTrainedModel):
 
         In `input_ids` [B, L] masks are drawn and every other token stays. What is left out is as the model's recipe has it.
         """
-        config, vocab = self.config, (self.config.vocab_size, self.config.mask_token_id)
-        process, given = config.process, config.sampling
+        config, process, given = self.config, self.config.process, self.config.sampling
         if process["kind"] not in ("scdd", "mdlm", "gidd"):
             raise ValueError(f"The process of this model is {process['kind']}, which is not in this file: use scdd.")
+        chosen = {"length": length, "steps": steps, "temperature": temperature, "top_p": top_p}
+        own = {"length": config.max_position_embeddings - 2, **{k: v for k, v in given.items() if v is not None}}
+        length, steps, temperature, top_p = (own[name] if value is None else value for name, value in chosen.items())
+        if min(length, steps, temperature, top_p) <= 0:
+            raise ValueError(f"length, steps, temperature and top_p must be positive; they are {chosen}.")
         if generator is None:
             generator = torch.Generator(self.device)
             generator.seed()
         if input_ids is None:
-            inside = torch.full((num, length or given.get("length", 128)), config.mask_token_id, device=self.device)
+            inside = torch.full((num, length), config.mask_token_id, device=self.device)
             input_ids = F.pad(F.pad(inside, (1, 0), value=config.bos_token_id), (0, 1), value=config.eos_token_id)
-        drawn = input_ids == config.mask_token_id
-        z = torch.where(drawn, start(process["schedule"], input_ids.shape, vocab, generator), input_ids)
-        grid = times(given.get("grid", {}).get("kind", "uniform"), steps or given.get("steps", 128))
-        filters = (temperature or given.get("temperature", 1.0), top_p or given.get("top_p", 1.0), given.get("top_k"))
+        vocab, drawn = (config.vocab_size, config.mask_token_id), input_ids == config.mask_token_id
+        z = torch.where(drawn, start(process["schedule"], tuple(input_ids.shape), vocab, generator), input_ids)
+        grid = times(given["grid"]["kind"], steps)
         at_t = levels(process["schedule"], grid[0])
         for t, s in pairwise(grid):
             at_s = levels(process["schedule"], s) if s > 0 else CLEAN
-            now = torch.full((len(z),), t, dtype=torch.float64, device=self.device)
-            p = filtered(self.logits(self.states(z, t=now), z), *filters)
-            p_z = p.gather(-1, z[..., None])[..., 0]
-            move = transition(process["kind"], z, p_z, (at_s, at_t), vocab)
+            now = torch.full((len(z),), t, device=z.device)
+            p = filtered(self.logits(self.states(z, t=now), z), temperature, top_p, given.get("top_k"))
+            # A few numbers a position: on the CPU, which has float64 everywhere.
+            p_z = p.gather(-1, z[..., None])[..., 0].cpu()
+            move = transition(process["kind"], z.cpu(), p_z, (at_s, at_t), vocab).to(z.device)
             z = torch.where(drawn, step(z, move, p, config.mask_token_id, generator), z)
             at_t = at_s
         return z

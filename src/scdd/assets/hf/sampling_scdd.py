@@ -31,6 +31,10 @@ class Transition(NamedTuple):
     uniform: Tensor
     mask: Tensor
 
+    def to(self, device: torch.device) -> Transition:
+        """In float32 on another device."""
+        return Transition(*(part.to(device, torch.float32) for part in self))
+
 
 def levels(schedule: dict[str, Any], t: float) -> Levels:
     """γ_t and ρ_t of a schedule as recipe.yaml describes it."""
@@ -163,7 +167,7 @@ def step(z_t: Tensor, move: Transition, p: Tensor, mask_id: int, generator: torc
     place = {"generator": generator, "device": z_t.device}
     drawn = torch.multinomial(p.flatten(0, 1), 1, generator=generator).view_as(z_t)
     noise = _ordinary(torch.randint(p.shape[-1] - 1, z_t.shape, **place), mask_id)
-    u = torch.rand(z_t.shape, dtype=torch.float64, **place)
+    u = torch.rand(z_t.shape, **place)
     masked = u < move.mask
     noised = u < move.mask + move.uniform
     changed = (u < move.mask + move.uniform + move.model) | (move.keep <= 0)
