@@ -189,6 +189,8 @@ class Answer(BaseHTTPRequestHandler):
         if parts == ["api", "whoami-v2"]:
             return self.reply(200, {"type": "user", "name": USER, "auth": {"accessToken": {"role": "write"}}})
         api = parts[0] == "api"
+        if len(parts) < 4:
+            return self.refuse(404, "not here")
         owner, name, *rest = parts[2:] if api else parts
         repository = self.server.repositories.get(f"{owner}/{name}")
         if repository is None or (repository.private and self.headers.get("Authorization") != f"Bearer {TOKEN}"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import asdict
@@ -86,7 +87,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         options = ["--hf", "--weights", WEIGHTS.get(name, "float32")]
         assert main(["export", str(source), "--out", str(place / name), *options]) == 0
         flags = {"causal": bool(description.get("causal")), "time": bool(description.get("time_conditioning"))}
-        cases.append({"name": name, "folder": str(place / name), "text": TEXT, **flags})
+        [code] = re.findall(r"```python\n(.*?)```", (place / name / "README.md").read_text(), re.DOTALL)
+        cases.append({"name": name, "folder": str(place / name), "text": TEXT, "code": code, **flags})
     (place / "cases.json").write_text(json.dumps(cases))
     torch.save(inputs(), place / "inputs.pt")
     environment = {**os.environ, "HF_HOME": str(place / "home"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}

@@ -6,6 +6,7 @@ python without_scdd.py FOLDER     reads FOLDER/cases.json and FOLDER/inputs.pt, 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,7 @@ def attempt(case: dict[str, Any], inputs: dict[str, torch.Tensor], place: Path) 
     tokenizer = transformers.AutoTokenizer.from_pretrained(case["folder"])
     found["text"] = tokenizer(case["text"]).input_ids
     found["tokens"] = [getattr(tokenizer, f"{role}_token") for role in ("bos", "eos", "mask", "pad")]
+    exec(case["code"], {})  # what the card shows
     if case["causal"]:
         found["generated"] = model.generate(ids[:, :4], do_sample=False, max_new_tokens=5)
     else:
@@ -61,6 +63,7 @@ def attempt(case: dict[str, Any], inputs: dict[str, torch.Tensor], place: Path) 
 
 
 def main(folder: Path) -> None:
+    os.chdir(folder)  # where cards call the folders by their names
     inputs = torch.load(folder / "inputs.pt", weights_only=True)
     cases = json.loads((folder / "cases.json").read_text())
     found = {case["name"]: attempt(case, inputs, folder / f"again-{case['name']}") for case in cases}
