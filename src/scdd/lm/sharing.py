@@ -11,7 +11,7 @@ import yaml
 
 from scdd.bundle.card import card
 from scdd.bundle.folder import CARD, FOREIGN, Bundle, read, write
-from scdd.bundle.hub import check_upload, upload
+from scdd.bundle.upload import check_upload, upload
 from scdd.bundle.huggingface import Sheet, Specials, check, write_files
 from scdd.core.errors import UserError
 from scdd.data.tokenizer import TextTokenizer
