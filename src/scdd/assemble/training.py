@@ -224,6 +224,6 @@ def _take_over(checkpoint: Bundle, net: Network, minimised: Objective, spec: Rec
         net.load_weights(weights)
     except RuntimeError as error:
         raise UserError(
-            f"training.start_from {spec.training.start_from} does not fit the model section: use that of its own recipe, "
-            f"or model.kind pretrained ({str(error).splitlines()[1].strip()})."
+            f"training.start_from {spec.training.start_from} does not fit the network of the model section: take that of its "
+            f"own recipe, or kind pretrained ({str(error).splitlines()[1].strip()[:200]})."
         ) from error
