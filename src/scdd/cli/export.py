@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 def export(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="Checkpoint folder, run folder (its newest) or Hub id.")
+        str,
+        typer.Argument(
+            metavar="MODEL", help="Checkpoint folder, run folder (its newest), Hub id, or what convert reads."
+        ),
     ],
     out: Annotated[Path, typer.Option(help="Folder for the exported model.")],
     weights: Annotated[
@@ -29,24 +32,24 @@ def export(
     """Write a model as a small folder to share: recipe, tokenizer and weights, nothing to resume training from."""
     from safetensors import SafetensorError
 
-    from scdd.bundle.folder import CARD, KINDS, WEIGHTS, read, write
+    from scdd.bundle.folder import CARD, KINDS, read, write
 
     if weights not in KINDS:
         raise UserError(f"--weights {weights} is not known: choose one of {', '.join(KINDS)}.")
-    kept = _kept(out, force)
+    kept = kept_files(out, force)
     source = read(model)
     if CARD not in (each.name for each in kept):
         cards = (folder / CARD for folder in (source.folder, Path(model)))
         kept += [card for card in cards if card.is_file()][:1]
-    before = (source.folder / WEIGHTS).stat().st_size  # --out may be the same folder
+    before = stored_bytes(source)  # --out may be the same folder
     try:
-        write(out, source, source.weights, kind=weights, more=lambda folder: _copy(kept, folder))
+        write(out, source, source.weights, kind=weights, more=lambda folder: copy_files(kept, folder))
     except (OSError, SafetensorError) as error:
         raise UserError(f"--out {out} cannot be written ({error}): make room, or choose another.") from error
     _summary(source, before, read(out))
 
 
-def _kept(out: Path, force: bool) -> list[Path]:
+def kept_files(out: Path, force: bool) -> list[Path]:
     """What lies in `out` beside a model's own files and shall stay; refuses what must not be replaced."""
     from scdd.bundle.folder import FILES, META, WEIGHTS
     from scdd.training.resume import RESUME
@@ -62,7 +65,17 @@ def _kept(out: Path, force: bool) -> list[Path]:
     return sorted(each for each in out.iterdir() if each.name not in FILES)
 
 
-def _copy(entries: list[Path], folder: Path) -> None:
+def stored_bytes(source: Bundle) -> int:
+    """Bytes of a model's weights in its file; of one from elsewhere, of its file, or as they lie in memory."""
+    from scdd.bundle.folder import WEIGHTS
+
+    if source.folder.is_file() or (source.folder / WEIGHTS).is_file():
+        return (source.folder if source.folder.is_file() else source.folder / WEIGHTS).stat().st_size
+    return sum(tensor.numel() * tensor.element_size() for tensor in source.weights.values())
+
+
+def copy_files(entries: list[Path], folder: Path) -> None:
+    """Put files and folders into `folder`."""
     for each in entries:
         if each.is_dir():
             shutil.copytree(each, folder / each.name, symlinks=True)
