@@ -162,6 +162,8 @@ def test_all_seven_tasks(tmp_path: Path, scdd: EvalModel, monkeypatch: pytest.Mo
         measure_zero_shot(first, scdd, ["piqa"])
     with pytest.raises(UserError, match="at least 1"):
         measure_zero_shot(first, scdd, limit=0)
+    with pytest.raises(UserError, match="batch size is 0"):
+        MeasureContext(Store(tmp_path), 0)
 
 
 WORDS = ("sea", "fox", "river", "lazy dog", "42", "{{brown}}", "quick\u00a0jump", " over", "the end. ")

@@ -43,8 +43,7 @@ class ScddLM(LM):  # type: ignore[misc, unused-ignore]
             pretrained = open_model(pretrained, process=process, device=device)
         self.model = pretrained
         self.passes, self.seed = int(passes), int(seed)
-        chosen = batch_size is not None and not str(batch_size).startswith("auto")
-        self.batch_size = int(batch_size) if batch_size is not None and chosen else None
+        self.batch_size = None if batch_size is None or str(batch_size).startswith("auto") else int(batch_size)
         self.world: World = ALONE
         self.watch: Watch = unwatched
         self.errors: list[float] = []

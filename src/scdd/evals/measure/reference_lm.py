@@ -90,17 +90,10 @@ class OwnReferenceLM:
     @torch.no_grad()
     def _window_nats(self, ids: list[list[int]], batch: Sequence[tuple[int, Window]]) -> list[float]:
         """The nats of each window's fresh tokens."""
-        network = self.model.lm.network
-        x, _ = padded(
-            [self.model.engine.framed(ids[i][w.start : w.stop]) for i, w in batch], network.head.weight.device
-        )
-        losses = next_token_nats(network, x)
-        place = torch.arange(losses.shape[1], device=x.device)
-        first, stop = (
-            torch.tensor(at, device=x.device)[:, None]
-            for at in zip(*((w.fresh - w.start, w.stop - w.start) for _, w in batch), strict=True)
-        )
-        return losses.where((place >= first) & (place < stop), 0.0).sum(1).tolist()
+        network, rows = self.model.lm.network, [self.model.engine.framed(ids[i][w.start : w.stop]) for i, w in batch]
+        x, _ = padded(rows, network.head.weight.device)
+        losses = next_token_nats(network, x).cpu()
+        return [float(losses[r, w.fresh - w.start : w.stop - w.start].sum()) for r, (_, w) in enumerate(batch)]
 
 
 class HubReferenceLM:

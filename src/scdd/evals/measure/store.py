@@ -145,6 +145,10 @@ class MeasureContext:
     batch_size: int | None = None
     watch: Watch = unwatched
 
+    def __post_init__(self) -> None:
+        if self.batch_size is not None and self.batch_size < 1:
+            raise UserError(f"The batch size is {self.batch_size}: give at least 1, or leave it out.")
+
     @property
     def samples_at_once(self) -> int:
         """How many texts are drawn or repaired at a time."""
