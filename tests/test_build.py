@@ -146,10 +146,11 @@ def test_every_schedule_builds(schedule: dict[str, object]) -> None:
 
 def test_prism_builds_with_a_head_of_the_network_s_width() -> None:
     spec = small(process={"kind": "mdlm"}, objective={"kind": "prism", "freeze": False})
-    objective = build.objective(spec, Vocab(10, 9))
+    width = build.network(spec, Vocab(10, 9)).width
+    objective = build.objective(spec, Vocab(10, 9), width)
     assert isinstance(objective, PrismObjective)
     assert not objective.options.freeze
-    assert build.network(spec, Vocab(10, 9)).config.width == 8
+    assert objective.quality(torch.zeros(1, 2, width)).shape == (1, 2)
 
 
 def test_autoregression_has_no_forward_process() -> None:

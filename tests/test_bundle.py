@@ -196,14 +196,14 @@ def test_hub_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, asked = save(tmp_path / "run"), []
 
     def download(name: str, revision: str | None, allow_patterns: list[str]) -> str:
-        asked.append((name, revision))
-        assert "model.safetensors" in allow_patterns
+        asked.append((name, revision, "model.safetensors" in allow_patterns))
         return str(folder)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert read("someone/model").step == 3
     assert read("someone/model@v1").step == 3
-    assert asked == [("someone/model", None), ("someone/model", "v1")]
+    # what it is before the large files of it
+    assert asked == [("someone/model", revision, large) for revision in (None, "v1") for large in (False, True)]
 
     def fail(*_: Any, **__: Any) -> str:
         raise ConnectionError("no route\nlong story")

@@ -15,14 +15,14 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from scdd.bundle.convert import convert, load
+from scdd.bundle.convert import convert
 from scdd.bundle.folder import read
-from scdd.bundle.layouts import from_gidd, from_reference, to_gidd, to_reference
-from scdd.bundle.unpickle import Inert, StoredTensor, read_checkpoint
 from scdd.core.errors import UserError
 from scdd.core.types import Vocab
 from scdd.models.dit import DiT
-from scdd.models.options import DiTConfig
+from scdd.models.options import DiTConfig, make_network
+from scdd.models.weights.authors import NetworkFile, from_gidd, from_reference, to_gidd, to_reference
+from scdd.models.weights.unpickle import Inert, StoredTensor, read_checkpoint
 from tests.reference_network import State, logits, random_state
 
 HEADS = 2
@@ -32,6 +32,11 @@ T = torch.tensor([0.05, 0.5, 0.97], dtype=torch.float64)
 
 def reference(seed: int = 0, adaptive: bool = True) -> State:
     return random_state(rows=50, width=16, depth=2, cond=8, heads=HEADS, seed=seed, adaptive=adaptive)
+
+
+def load(file: Path, vocab: Vocab | None = None, **told: Any) -> tuple[DiT, int]:
+    found = NetworkFile.open(file)
+    return found.network(vocab, **told), found.step
 
 
 def prefixed(state: State, prefix: str = "backbone.") -> State:
@@ -179,8 +184,9 @@ def test_a_lightning_checkpoint_gives_its_ema_weights(lightning: Path, tmp_path:
     bundle = read(folder)
     assert bundle.step == 1234
     assert bundle.network is not None
-    model = DiT(DiTConfig(**bundle.network), bundle.vocab)
-    model.load_state_dict(bundle.weights)
+    model = make_network(bundle.network, bundle.vocab)
+    model.load_weights(bundle.weights)
+    assert isinstance(model, DiT)
     assert model.config.time_conditioning  # found in the foreign configuration
     sigma = -torch.log(1 - (1 - 1e-3) * T)
     assert same(model.logits(Z, T), logits(reference(seed=2), Z, sigma, HEADS))
@@ -203,21 +209,10 @@ def test_safetensors_and_plain_state_dicts(tmp_path: Path) -> None:
     assert same(model.logits(Z), logits(reference(), Z, torch.zeros(3), HEADS))
     other, _ = load(tmp_path / "gidd.pt", vocab=Vocab(50, 49))
     assert other.config.time_input == "t"
-    with pytest.raises(UserError, match="vocab="):
+    with pytest.raises(UserError, match="name the tokenizer"):
         load(tmp_path / "gidd.pt")
     with pytest.raises(UserError, match="has 50 ids"):
         load(tmp_path / "model.safetensors", vocab=Vocab(60, 59))
-
-
-def test_a_tokenizer_beside_gidds_file_tells_the_vocabulary(tmp_path: Path) -> None:
-    torch.save(gidd(), tmp_path / "model.pt")
-    added = '[{"id": 49, "content": "[MASK]"}]'
-    entries = ", ".join(f'"t{i}": {i}' for i in range(49))
-    (tmp_path / "tokenizer.json").write_text(f'{{"model": {{"vocab": {{{entries}}}}}, "added_tokens": {added}}}')
-    bundle = read(convert(tmp_path, tmp_path / "out"))
-    assert bundle.vocab == Vocab(50, 49)
-    assert bundle.tokenizer is not None
-    assert "size: " in bundle.recipe
 
 
 class Payload:
@@ -297,5 +292,5 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
     file.write_bytes(content)
     with pytest.raises(UserError, match=r"x\.ckpt is damaged"):
         load(file)
-    with pytest.raises(UserError, match="name the"):
+    with pytest.raises(UserError, match="no checkpoint folder"):
         convert(tmp_path / "nothing", tmp_path / "out")

@@ -299,7 +299,14 @@ def test_converted_checkpoints_ask_for_their_process(tmp_path: Path, folder: Pat
     converted = bundle.write(tmp_path / "converted", identity, found.weights)
     with pytest.raises(UserError, match="does not say its process"):
         scdd.load(converted)
-    assert isinstance(scdd.load(converted, process="scdd", device="cpu").process, SCDD)
+    for unsaid in ("scdd", "gidd", "scdd:2", "gidd:much", "mdlm:0.1"):
+        with pytest.raises(UserError, match="p_u"):
+            scdd.load(converted, process=unsaid)
+    named = scdd.load(converted, process="scdd:0.3", device="cpu").process
+    assert isinstance(named, SCDD)
+    assert named.schedule.p_u == 0.3  # type: ignore[attr-defined]
+    with pytest.raises(UserError, match="its own p_u"):
+        scdd.load(folder, process="scdd:0.3")
     assert isinstance(scdd.load(converted, process="mdlm", device="cpu").process, MDLM)
     custom = SCDD(VOCAB, Peaked(p_u=0.5))
     assert scdd.load(converted, process=custom, device="cpu", context=20).generate(1)[0].nfe == 128

@@ -180,7 +180,7 @@ def _takes(node: dict[str, Any], whole: dict[str, Any]) -> str:
 
 WORDS = {
     **{"integer": "whole number", "number": "number", "string": "text"},
-    **{"boolean": "`true`, `false`", "null": "`null`"},
+    **{"boolean": "`true`, `false`", "null": "`null`", "object": "keys and values"},
 }
 
 

@@ -18,6 +18,7 @@ from scdd.evals.measure.likelihood import likelihood
 from scdd.evals.measure.mauve import mauve
 from scdd.evals.measure.model import EvalModel
 from scdd.evals.measure.reference_lm import HubReferenceLM, OwnReferenceLM, TextNats, gen_ppl, open_reference_lm
+from scdd.lm.run import windows
 from tests import tiny
 
 TEXTS = ["The river runs to the sea.", "", "a", "The falcon flies over the lazy dog, and the quick brown fox jumps."]
@@ -38,6 +39,26 @@ def test_own_judge_reads_long_texts_in_windows(ar: EvalModel) -> None:
     found = OwnReferenceLM(ar).score([text])[0]
     assert found.tokens == len(ar.lm.tokenizer.encode(text)) > 2 * ar.lm.context
     assert 0 < found.nats / found.tokens < 20
+
+
+def test_own_judge_does_not_mind_the_batch(ar: EvalModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts together, alone, and each window's prefix subtracted from the whole: one number."""
+    texts, seen = [*TEXTS, tiny.TEXT * 3, TEXTS[0]], [0]
+    together = OwnReferenceLM(ar).score(texts, lambda done: seen.__setitem__(0, seen[0] + done))
+    assert seen == [len(texts)]
+    monkeypatch.setattr("scdd.evals.measure.likelihood.ROWS", 1)
+
+    def nats(row: list[int]) -> float:
+        return likelihood(ar.lm.network, ar.lm.process, [row])[0].mean if len(row) > 1 else 0.0
+
+    for text, found in zip(texts, together, strict=True):
+        alone = OwnReferenceLM(ar).score([text])[0]
+        tokens = ar.lm.tokenizer.encode(text) if text else []
+        rows = [(ar.engine.framed(tokens[w.start : w.stop]), w) for w in windows(len(tokens), ar.engine.room)]
+        expected = sum(nats(row) - nats(row[: 1 + w.fresh - w.start]) for row, w in rows)
+        assert found.tokens == alone.tokens == len(tokens)
+        assert found.nats == pytest.approx(alone.nats, rel=1e-5)
+        assert found.nats == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_diffusion_model_is_no_judge(checkpoints: dict[str, Path]) -> None:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import lzma
 import os
 import subprocess
 import sys
 from functools import partial
+from importlib import import_module
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
 
 from scdd.core import UserError
 from scdd.evals.measure import benchmarks
-from scdd.evals.measure.model import EvalModel
+from scdd.evals.measure.model import EvalModel, open_model
 from scdd.evals.measure.store import MeasureContext, Store
-from scdd.evals.measure.zero_shot import Question, answers, framed, measure_zero_shot
+from scdd.evals.measure.zero_shot import Answer, Question, answers, framed, measure_zero_shot
 from scdd.recipe.load import parse
 
 QUESTIONS = [
@@ -99,11 +103,47 @@ def test_missing_files_name_the_cure(files: Path, monkeypatch: pytest.MonkeyPatc
         benchmarks.folder()
 
 
+@pytest.mark.parametrize(
+    ("name", "line", "what"),
+    [
+        ("piqa", "{", "Expecting"),
+        ("piqa", "[1]", "no object"),
+        ("piqa", '{"choices": ["a", "b"], "gold": 0}', "query is no text"),
+        ("piqa", '{"query": "q", "choices": ["a"], "gold": 0}', "choices is no list of 2 to 64"),
+        ("piqa", '{"query": "q", "choices": ["a", 3], "gold": 0}', "something other than texts"),
+        ("piqa", '{"query": "q", "choices": ["a", ""], "gold": 0}', "something other than texts"),
+        ("piqa", '{"query": "q", "choices": ["a", "b"], "gold": 2}', "gold is not a number from 0 to 1"),
+        ("piqa", '{"query": "q", "choices": ["a", "b"], "gold": true}', "gold is not a number"),
+        ("piqa", '{"query": "' + "q" * benchmarks.LONGEST_LINE + '"}', "longer than"),
+        ("piqa", "[" * 200_000, "recursion"),
+        ("winogrande", '{"query": "q", "choices": ["a", "b"], "gold": 0}', "make it an object of context_options"),
+        ("winogrande", '{"continuation": "q", "context_options": "ab", "gold": 0}', "context_options is no list"),
+    ],
+)
+def test_a_malformed_line_is_named(files: Path, name: str, line: str, what: str) -> None:
+    path = files / f"{name}.jsonl"
+    path.write_text(f"{path.read_text()}\n{line}\n")
+    with pytest.raises(UserError, match=rf"{name}\.jsonl, line 4, is no question of {name} .*{what}"):
+        benchmarks.documents(name)
+
+
+def test_damaged_and_empty_files_are_refused(files: Path) -> None:
+    whole = lzma.compress((files / "piqa.jsonl").read_bytes())
+    (files / "piqa.jsonl").unlink()
+    (files / "piqa.jsonl.xz").write_bytes(whole)
+    assert len(benchmarks.choices("piqa")) == 2
+    (files / "piqa.jsonl.xz").write_bytes(whole[:-20])
+    with pytest.raises(UserError, match=r"piqa.jsonl.xz is damaged"):
+        benchmarks.choices("piqa")
+    (files / "boolq.jsonl").write_text("\n")
+    with pytest.raises(UserError, match="has no question"):
+        benchmarks.choices("boolq")
+
+
 @pytest.mark.usefixtures("files")
 def test_all_seven_tasks(tmp_path: Path, scdd: EvalModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    tasks = pytest.importorskip("lm_eval.tasks")
-    # The harness's own 14,000 task files take seconds to index; the next test leaves them in.
-    monkeypatch.setattr(tasks, "TaskManager", partial(tasks.TaskManager, include_defaults=False))
+    """Without lm-eval, which a machine may lack."""
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
     first, second = (MeasureContext(Store(tmp_path / name), 32) for name in "ab")
     found = measure_zero_shot(first, scdd, passes=2).result
     assert set(found["tasks"]) == set(benchmarks.NAMES)
@@ -118,6 +158,59 @@ def test_all_seven_tasks(tmp_path: Path, scdd: EvalModel, monkeypatch: pytest.Mo
         asked = [Question(f"scdd_{name}/{i}", tuple(texts)) for i in (0, 1)]
         best = [max((0, 1), key=lambda i: row[i].score) for row in answers(scdd, asked, passes=2)]
         assert found["tasks"][name]["acc"] == sum(a == b for a, b in zip(best, gold, strict=True)) / 2
+    with pytest.raises(UserError, match="need lm_eval"):
+        measure_zero_shot(first, scdd, ["piqa"])
+    with pytest.raises(UserError, match="at least 1"):
+        measure_zero_shot(first, scdd, limit=0)
+    with pytest.raises(UserError, match="batch size is 0"):
+        MeasureContext(Store(tmp_path), 0)
+
+
+WORDS = ("sea", "fox", "river", "lazy dog", "42", "{{brown}}", "quick\u00a0jump", " over", "the end. ")
+
+
+def varied(name: str, rng: Random) -> dict[str, object]:
+    """A question of any form that a file may have."""
+    some = [f"{rng.choice(WORDS)} {i}" if rng.random() < 0.5 else rng.choice(WORDS) for i in range(rng.randint(2, 5))]
+    gold = rng.randrange(len(some))
+    if name == "winogrande":
+        return {"context_options": some, "continuation": rng.choice(WORDS), "gold": gold}
+    return {"query": f"{rng.choice(WORDS)}: where?" + rng.choice(("", " ", "\n")), "choices": some, "gold": gold}
+
+
+@pytest.mark.parametrize(("kind", "limit"), [("scdd", None), ("ar", 3)])
+def test_the_numbers_are_the_harnesss_own(
+    files: Path, checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch, kind: str, limit: int | None
+) -> None:
+    """The same measurement through lm-eval and the task files: settings, hash and every digit."""
+    tasks = pytest.importorskip("lm_eval.tasks")
+    # The harness's own 14,000 task files take seconds to index; the next test leaves them in.
+    monkeypatch.setattr(tasks, "TaskManager", partial(tasks.TaskManager, include_defaults=False))
+    rng = Random(0)
+    for name in benchmarks.NAMES:
+        lines = [json.dumps(varied(name, rng)) for _ in range(5)]
+        (files / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    model = open_model(checkpoints[kind], device="cpu")
+    asked: list[object] = []
+
+    def noted(model: EvalModel, questions: list[Question], *how: Any) -> list[list[Answer]]:
+        scored = answers(model, questions, *how)
+        asked.append((questions, scored))
+        return scored
+
+    for module in ("zero_shot", "lm_eval_model"):
+        monkeypatch.setattr(import_module(f"scdd.evals.measure.{module}"), "answers", noted)
+    ours, theirs = (MeasureContext(Store(files / name)) for name in ("ours", "theirs"))
+    found = measure_zero_shot(ours, model, passes=4, limit=limit, seed=3)
+    named = [benchmarks.PREFIX + name for name in benchmarks.NAMES]
+    through = measure_zero_shot(theirs, model, named, passes=4, limit=limit, seed=3)
+    assert asked[0] == asked[1], "other texts, keys or scores"
+    assert found.settings == through.settings
+    assert found.hash == through.hash
+    assert found.result == through.result
+    assert list(found.result["tasks"]) == list(through.result["tasks"])
+    assert 0 < sum(one["acc"] for one in found.result["tasks"].values()) < 7, "or equality would say little"
+    assert (found.result["monte_carlo_error"] == 0) == (kind == "ar")
 
 
 def test_the_harness_knows_the_model(files: Path, checkpoints: dict[str, Path]) -> None:
@@ -146,8 +239,7 @@ def test_the_harness_knows_the_model(files: Path, checkpoints: dict[str, Path]) 
 @pytest.mark.data
 @pytest.mark.slow
 def test_the_real_files(data_folder: Path, tmp_path: Path, scdd: EvalModel) -> None:
-    """Official sizes, and a question of each through the harness."""
-    pytest.importorskip("lm_eval")
+    """Official sizes, and a question of each."""
     folder = str(data_folder / "benchmarks")
     context = MeasureContext(Store(tmp_path), 32)
     found = measure_zero_shot(context, scdd, None, folder, passes=2, limit=1).result

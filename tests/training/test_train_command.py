@@ -212,7 +212,7 @@ def test_a_checkpoint_of_another_size_is_refused(
 ) -> None:
     assert train(recipe_file, tmp_path / "run", "training.steps=4") == 0
     start = f"training.start_from={newest(tmp_path / 'run')}"
-    assert "does not fit model" in refused(capsys, train(recipe_file, tmp_path / "b", start, "model.depth=3"))
+    assert "does not fit the network" in refused(capsys, train(recipe_file, tmp_path / "b", start, "model.depth=3"))
 
 
 @pytest.fixture

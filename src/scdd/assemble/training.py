@@ -66,7 +66,12 @@ def objective(spec: Recipe, vocab: Vocab, width: int = 0) -> Objective:
         head = QualityHead(width, generator=generator)
         return PrismObjective(forward, head, options)
     assert isinstance(options, ElboOptions)  # the recipe has checked that ar goes with ar
-    return DiffusionObjective(forward, options, compile=spec.training.compile)
+    diffusion = DiffusionObjective(forward, options, compile=spec.training.compile)
+    if not options.ar_share:
+        return diffusion
+    from scdd.objectives.mixed import MixedObjective
+
+    return MixedObjective(diffusion, options.ar_share)
 
 
 # -- data -------------------------------------------------------------------------------------------------------
@@ -150,8 +155,9 @@ def trainer(
                 "training.start_from, or set objective.freeze to false."
             )
         net.requires_grad_(False)
+    _require_lookahead(spec, net)
     net.compute_dtype = torch.bfloat16 if training.precision == "bf16" else None
-    module = LossModule(net, minimised, ranks=world.size).to(world.device)
+    module = LossModule(net, minimised, world.size, training.grow_attention).to(world.device)
     parallel = Parallel(module, world, compile=training.compile and world.device.type == "cuda")
     with at("data"):
         blocks = cut(data.train, data.length, data.packing)
@@ -170,6 +176,23 @@ def trainer(
     checkpoints = Checkpoints(run, identity, world, training.keep_last)
     validation = _validation(spec, data, parallel)
     return Trainer(parallel, loader, checkpoints, training, spec.seed, validation)
+
+
+def _require_lookahead(spec: Recipe, net: Network) -> None:
+    """Some options need a network that can be told how far to look."""
+    wanted = [
+        name
+        for name, value in (
+            ("objective.ar_share", getattr(spec.objective, "ar_share", 0)),
+            ("training.grow_attention", spec.training.grow_attention),
+        )
+        if value
+    ]
+    if wanted and (net.causal or not hasattr(net, "lookahead")):
+        raise UserError(
+            f"{wanted[0]} needs a two-sided network that can be told how far to look: use one of kind llama, "
+            f"or set {wanted[0]} to 0."
+        )
 
 
 def _validation(spec: Recipe, data: Corpus, parallel: Parallel) -> Callable[[], Estimate] | None:
@@ -224,6 +247,6 @@ def _take_over(checkpoint: Bundle, net: Network, minimised: Objective, spec: Rec
         net.load_weights(weights)
     except RuntimeError as error:
         raise UserError(
-            f"training.start_from {spec.training.start_from} does not fit the model section: use that of its own recipe, "
-            f"or model.kind pretrained ({str(error).splitlines()[1].strip()})."
+            f"training.start_from {spec.training.start_from} does not fit the network of the model section: take that of its "
+            f"own recipe, or kind pretrained ({str(error).splitlines()[1].strip()[:200]})."
         ) from error

@@ -1,140 +1,248 @@
-"""From the authors' published files to a bundle."""
+"""Models from elsewhere as bundles: Hugging Face folders, GGUF files, the authors' checkpoints."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import safetensors
-from safetensors.torch import load_file
+import torch
 from torch import Tensor
 
-from scdd.bundle.folder import TOKENIZER, Identity, write
-from scdd.bundle.layouts import Loadable, from_gidd, from_reference, with_averages
-from scdd.bundle.unpickle import StoredTensor, find, read_checkpoint
+from scdd.bundle import folder as bundle
+from scdd.bundle.folder import CURE, META, RECIPE, TOKENIZER, Bundle
+from scdd.bundle.said import described, named, said
 from scdd.core.errors import UserError
+from scdd.core.files import CONFIG_LIMIT, read_json, read_text
 from scdd.core.types import Vocab
+from scdd.data.tokenizer import TextTokenizer
 from scdd.models.dit import DiT
 from scdd.models.options import SIZES, DiTConfig
 
+DECODERS = ("llama", "mistral", "qwen2", "qwen3")
+READABLE = (
+    f"our own folders, Hugging Face folders of {', '.join(DECODERS)}, GGUF files of these, and checkpoints of SCDD, MDLM "
+    "and GIDD by their authors"
+)
+CONFIG, CHAT = "config.json", "chat_template"
 CANDIDATES = ("model.safetensors", "model.pt", "pytorch_model.bin", "last.ckpt", "checkpoints/last.ckpt")
+PICKLES = (".ckpt", ".pt", ".pth", ".bin")
+LONGEST = 2048  # tokens of a row, if a pretrained model could read more
+WRITTEN = 256  # tokens that it writes if no length is asked for
+CONTEXT = 512  # of the authors' checkpoints that do not say how long their rows were
 
 
-def convert(
-    source: str | Path,
-    out: str | Path,
-    *,
-    recipe: str | None = None,
-    tokenizer: str | None = None,
-    vocab: Vocab | None = None,
-    heads: int | None = None,
-    time_conditioning: bool | None = None,
-    ema: bool = True,
-) -> Path:
-    """Write the authors' checkpoint at `source` (file or folder) as a bundle at `out`.
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """What a caller knows of a foreign checkpoint that its files do not say."""
 
-    What the file itself shows (sizes, heads, time conditioning, step) need not be told. `tokenizer` is the text of a
-    tokenizer.json; one beside the source is taken by itself. `ema=False` takes the raw weights.
-    """
-    file = _file(Path(source))
+    process: str | None = None  # "mdlm", or "scdd:0.1" with p_u
+    tokenizer: TextTokenizer | None = None
+    vocab: Vocab | None = None
+    heads: int | None = None
+    time_conditioning: bool | None = None
+    ema: bool = True  # False: the raw weights
+
+
+def convert(source: str | Path, out: str | Path, *, kind: str | None = None, told: Told | None = None) -> Path:
+    """Write the model at `source` as a bundle at `out`, its weights stored as `kind` says, or as its files have them."""
+    found = bundle.read(source, told=told)
+    return bundle.write(out, found, found.weights, kind=kind or found.kind)
+
+
+def foreign(source: Path, told: Told | None = None, *, hub: bool = False) -> Bundle:
+    """A bundle in memory from a file or folder that is none of ours."""
+    told = told or Told()
+    if source.is_dir():
+        found = _in_folder(source, told)
+    elif (source.parent / CONFIG).is_file() and _model_type(source.parent) in DECODERS and source.suffix != ".gguf":
+        found = _decoder_folder(source.parent, told)
+    else:
+        found = _in_file(source, told)
+    return replace(found, hub=hub)
+
+
+def _in_folder(folder: Path, told: Told) -> Bundle:
+    if (folder / RECIPE).is_file():
+        raise UserError(f"{folder} has no {META}, so it is no complete checkpoint: {CURE}.")
+    kind = _model_type(folder)
+    if kind in DECODERS:
+        return _decoder_folder(folder, told)
+    files = [folder / name for name in CANDIDATES if (folder / name).is_file()]
+    files = files[:1] or sorted(folder.glob("*.gguf")) or sorted(folder.glob("*.ckpt"))
+    if len(files) > 1:
+        raise UserError(f"{folder} holds {len(files)} models: name one, for example {files[0]}.")
+    if files:
+        return _in_file(files[0], told)
+    if kind is not None:
+        raise UserError(f"{folder} is of model_type {kind}: what can be read is {READABLE}.")
+    raise UserError(f"{folder} has no {META}, so it is no complete checkpoint: {CURE}.")
+
+
+def _in_file(file: Path, told: Told) -> Bundle:
+    from scdd.models.weights.gguf import is_gguf
+
+    if is_gguf(file):
+        return _gguf(file, told)
+    if file.suffix not in (*PICKLES, ".safetensors"):
+        raise UserError(f"{file} is no model: what can be read is {READABLE}.")
+    return _authors(file, told)
+
+
+def _model_type(folder: Path) -> str | None:
+    """What a config.json says; None where there is none."""
+    config = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
+    return config.get("model_type") if isinstance(config.get("model_type"), str) else None
+
+
+# -- causal language models -----------------------------------------------------------------------------------------
+
+
+def _decoder_folder(folder: Path, told: Told) -> Bundle:
+    from scdd.models.weights.files import weights_of
+
+    config, weights = read_json(folder / CONFIG), weights_of(folder)
+    if weights is None:
+        raise UserError(f"{folder} has a {CONFIG} and no weights (model.safetensors): fetch it again.")
+    tokenizer = told.tokenizer
+    if tokenizer is None and not (folder / TOKENIZER).is_file():
+        raise UserError(f"{folder} has no {TOKENIZER}: put it there, or name the tokenizer.", "tokenizer")
+    return _decoder(folder, config, weights, tokenizer or TextTokenizer.from_file(folder), _chat_template(folder), told)
+
+
+def _gguf(file: Path, told: Told) -> Bundle:
+    from scdd.data.gguf import document, ends
+    from scdd.models.weights.gguf import read_gguf
+
+    model = read_gguf(file)
+    tokenizer = told.tokenizer
+    if tokenizer is None:
+        tokenizer = TextTokenizer.completed(document(model.facts, str(file)), str(file), *ends(model.facts))
+    chat = model.facts.get("tokenizer.chat_template")
+    return _decoder(file, model.config, model.weights, tokenizer, chat if isinstance(chat, str) else None, told)
+
+
+def _decoder(
+    source: Path,
+    config: Mapping[str, Any],
+    weights: Mapping[str, Tensor],
+    tokenizer: TextTokenizer,
+    chat: str | None,
+    told: Told,
+) -> Bundle:
+    """A causal language model as an autoregressive bundle."""
+    from scdd.models.weights.hf import config_of, from_hf
+
+    if told.process not in (None, "ar"):
+        raise UserError(
+            f"process {told.process} is not what {source} was trained with: it writes left to right; to train it "
+            "further as a diffusion model, name it in training.start_from.",
+            "process",
+        )
+    shape = replace(config_of(dict(config)), causal=True)
+    reach = config.get("max_position_embeddings")
+    length = min(reach, LONGEST) if isinstance(reach, int) and reach > 0 else LONGEST
+    sections = {
+        "name": source.stem,
+        "data": {"length": length},
+        "model": {"kind": "pretrained"},
+        "process": described("ar", None),
+        "sampling": {"sampler": {"kind": "ar"}, "length": min(length, WRITTEN)},
+    }
+    extra = {"converted_from": source.name, **({} if chat is None else {CHAT: chat})}
+    taken = from_hf(dict(config), weights, tokenizer.vocab, tokenizer.size - tokenizer.added)
+    halved = all(tensor.dtype == torch.bfloat16 for tensor in taken.values())
+    for name in taken:  # one after the other, so that not all are there twice
+        taken[name] = taken[name].float()
+    return Bundle(
+        folder=source,
+        recipe=_recipe(sections),
+        vocab=tokenizer.vocab,
+        tokenizer=tokenizer.to_str(),
+        network={"kind": "llama", **asdict(shape)},
+        extra=extra,
+        weights=taken,
+        kind="bfloat16" if halved else "float32",
+    )
+
+
+def _chat_template(folder: Path) -> str | None:
+    """The template of chats: of a file of its own, or of tokenizer_config.json (its default one, where it has several)."""
+    alone, config = folder / f"{CHAT}.jinja", folder / "tokenizer_config.json"
+    if alone.is_file():
+        return read_text(alone, CONFIG_LIMIT)
+    found = read_json(config).get(CHAT) if config.is_file() else None
+    if isinstance(found, list):
+        named = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}
+        found = named.get("default")
+    return found if isinstance(found, str) else None
+
+
+# -- the authors' checkpoints ---------------------------------------------------------------------------------------
+
+
+def _authors(file: Path, known: Told) -> Bundle:
+    """SCDD's, MDLM's and GIDD's checkpoints."""
+    from scdd.models.weights.authors import NetworkFile, gidd_length
+
+    tokenizer = known.tokenizer
     if tokenizer is None and (file.parent / TOKENIZER).is_file():
-        tokenizer = (file.parent / TOKENIZER).read_text(encoding="utf-8")
-    model, step = load(
-        file, vocab=vocab or _vocab(tokenizer), heads=heads, time_conditioning=time_conditioning, ema=ema
+        tokenizer = TextTokenizer.from_file(file.parent)
+    if known.vocab is not None and tokenizer is not None and tokenizer.vocab != known.vocab:
+        raise UserError(f"The tokenizer has {tokenizer.vocab} and the caller says {known.vocab}: name one of them.")
+    stored = NetworkFile.open(file)
+    if not stored.readable:
+        kind = _model_type(file.parent)
+        raise UserError(f"{file} holds another network{f' ({kind})' if kind else ''}: what can be read is {READABLE}.")
+    words = said(stored.hyper_parameters, file.parent, gidd=stored.gidd)
+    model = stored.network(
+        known.vocab or (None if tokenizer is None else tokenizer.vocab),
+        heads=known.heads,
+        time_conditioning=known.time_conditioning if known.time_conditioning is not None else words.time_conditioning,
+        ema=known.ema,
     )
-    identity = Identity(
-        recipe=recipe if recipe is not None else recipe_text(model.config),
+    process = words.process if known.process is None else named(known.process, words.p_u)
+    if model.config.causal:
+        process = described("ar", None)
+    extra = {"converted_from": file.name, **({"tokenizer": words.tokenizer} if words.tokenizer else {})}
+    return Bundle(
+        folder=file,
+        recipe=_authors_recipe(file, model, process, words.length or gidd_length(stored.state)),
         vocab=model.vocab,
-        tokenizer=tokenizer,
-        network=asdict(model.config),
-        extra={"converted_from": file.name},
-        step=step,
+        tokenizer=None if tokenizer is None else tokenizer.to_str(),
+        network=model.description(),
+        extra=extra,
+        step=stored.step,
+        weights=dict(model.state_dict()),
     )
-    return write(out, identity, model.state_dict())
 
 
-def load(
-    file: str | Path,
-    *,
-    vocab: Vocab | None = None,
-    heads: int | None = None,
-    time_conditioning: bool | None = None,
-    ema: bool = True,
-) -> tuple[DiT, int]:
-    """The network in an authors' file, and the step it was saved at (0 when the file does not say)."""
-    file = Path(file)
-    tree = _safetensors(file) if file.suffix == ".safetensors" else read_checkpoint(file)
-    state = _state(tree, file)
-    if any(name.endswith(("logit_bias", "rotary_emb.cos_cached")) for name in state):
-        if vocab is None:
-            raise UserError(
-                f"{file} is a GIDD checkpoint, which does not show its vocabulary: pass vocab=Vocab(size, mask_id), or "
-                f"put its {TOKENIZER} beside it."
-            )
-        return from_gidd(state, vocab, heads=heads), _step(tree)
-    shadow = find(tree, "shadow_params") if ema else None
-    if isinstance(shadow, list):
-        state = with_averages(state, shadow)
-    if time_conditioning is None:
-        time_conditioning = find(tree.get("hyper_parameters"), "time_conditioning") is True
-    return from_reference(state, vocab, heads=heads, time_conditioning=time_conditioning), _step(tree)
+def _authors_recipe(file: Path, model: DiT, process: dict[str, Any] | None, length: int | None) -> str:
+    sections: dict[str, Any] = {"name": file.stem, "data": {"length": length or CONTEXT}}
+    sections["model"] = _dit_section(model.config)
+    if process is not None:
+        sections["process"] = process
+        if process["kind"] == "ar":
+            sections["sampling"] = {"sampler": {"kind": "ar"}}
+    return _recipe(sections)
 
 
-def recipe_text(config: DiTConfig) -> str:
-    """The network's section of a recipe: what the weights alone determine."""
+def _dit_section(config: DiTConfig) -> dict[str, Any]:
+    """The network's section of a recipe."""
     shape = {"depth": config.depth, "width": config.width, "heads": config.heads}
     preset = next((k for k, v in SIZES.items() if shape == {n: getattr(v, n) for n in shape}), None)
-    values = {
+    return {
         "kind": "dit",
         **({"size": preset} if preset else {"size": "custom", **shape}),
         "cond_width": config.cond_width,
         "time_conditioning": config.time_conditioning,
         "time_input": config.time_input,
+        "input_bias": config.input_bias,
     }
-    return "model:\n" + "".join(f"  {key}: {json.dumps(value)}\n" for key, value in values.items())
 
 
-def _file(source: Path) -> Path:
-    if source.is_file():
-        return source
-    for file in (source / name for name in CANDIDATES):
-        if file.is_file():
-            return file
-    raise UserError(f"{source} holds no checkpoint to convert: name the .ckpt, .pt or .safetensors file itself.")
-
-
-def _safetensors(file: Path) -> dict[str, Any]:
-    try:
-        return dict(load_file(file))
-    except (OSError, safetensors.SafetensorError) as error:
-        raise UserError(f"{file} is missing or damaged ({error}): fetch it again.") from error
-
-
-def _state(tree: Any, file: Path) -> dict[str, Loadable]:
-    """The weights: a Lightning checkpoint keeps them under "state_dict", the others are nothing else."""
-    state = tree.get("state_dict", tree) if isinstance(tree, dict) else None
-    if not isinstance(state, dict):
-        raise UserError(f"{file} holds no weights: name a file that has a state_dict.")
-    return {k: v for k, v in state.items() if isinstance(k, str) and isinstance(v, (Tensor, StoredTensor))}
-
-
-def _step(tree: Any) -> int:
-    step = tree.get("global_step", 0)
-    return step if isinstance(step, int) else 0
-
-
-def _vocab(tokenizer: str | None) -> Vocab | None:
-    """V and the mask's id from a tokenizer.json that has a mask token; None otherwise."""
-    if tokenizer is None:
-        return None
-    try:
-        content = json.loads(tokenizer)
-        added = {token["content"]: token["id"] for token in content.get("added_tokens", [])}
-        entries = content["model"]["vocab"]
-        ids = [*(entries.values() if isinstance(entries, dict) else range(len(entries))), *added.values()]
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"The {TOKENIZER} beside the checkpoint is damaged ({error!r}): fetch it again.") from error
-    masks = [added[name] for name in ("[MASK]", "<mask>", "<|mask|>") if name in added]
-    return Vocab(max(ids) + 1, masks[0]) if masks else None
+def _recipe(sections: Mapping[str, Any]) -> str:
+    """YAML, of which JSON is a part."""
+    return "".join(f"{name}: {json.dumps(content, ensure_ascii=False)}\n" for name, content in sections.items())

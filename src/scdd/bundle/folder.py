@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import safetensors
 import torch
@@ -20,8 +20,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from scdd import __version__
-from scdd.core.errors import UserError, reason
+from scdd.core.errors import UserError
 from scdd.core.types import Vocab
+
+if TYPE_CHECKING:
+    from scdd.bundle.convert import Told
 
 SCHEMA = 1
 BUNDLED = "bundled"
@@ -97,8 +100,7 @@ def write(
 
     stored = pack(weights, kind)
     with staged(folder) as temporary:
-        tensors = {k: v.detach().cpu().contiguous().clone() for k, v in stored.items()}
-        save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})  # which transformers asks for
+        save_file(_apart(stored), temporary / WEIGHTS, metadata={"format": "pt"})  # which transformers asks for
         (temporary / RECIPE).write_text(identity.recipe, encoding="utf-8")
         shutil.copymode(temporary / RECIPE, temporary / WEIGHTS)  # safetensors leaves it to the owner alone
         if identity.tokenizer is not None:
@@ -118,6 +120,19 @@ def write(
         if more is not None:
             more(temporary)
     return Path(folder)
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors, each with memory of its own, as a file needs them; copied only where they have not."""
+    seen: set[int] = set()
+    whole: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        flat = tensor.detach().cpu().contiguous()
+        storage = flat.untyped_storage()
+        shared = storage.data_ptr() in seen or storage.nbytes() != flat.numel() * flat.element_size()
+        seen.add(storage.data_ptr())
+        whole[name] = flat.clone() if shared else flat
+    return whole
 
 
 @contextmanager
@@ -177,13 +192,25 @@ def locate(folder: str | Path) -> Path | None:
     return next((each for each in (target, _sibling(target, "previous")) if each.is_dir()), None)
 
 
-def read(source: str | Path, *, device: str | torch.device = "cpu", verify: bool = True) -> Bundle:
+def read(
+    source: str | Path, *, device: str | torch.device = "cpu", verify: bool = True, told: Told | None = None
+) -> Bundle:
     """A bundle from a folder, or from the Hugging Face Hub ("owner/name", optionally "@revision").
 
-    `verify` compares the weights with their recorded checksum. Packed weights come back as float32.
+    `verify` compares the weights with their recorded checksum. Packed weights come back as float32. What is no bundle of
+    ours is read as one (`convert.foreign`), with `told` for what its files do not say.
     """
-    here = locate(source)
-    folder = here or _download(str(source))
+    here = Path(source) if Path(source).is_file() else locate(source)
+    folder = here or _downloaded(str(source))
+    if not (folder / META).is_file():
+        from scdd.bundle.convert import foreign  # the package's own model never needs it
+
+        found = foreign(folder, told, hub=here is None)
+        return replace(found, weights={name: tensor.to(device) for name, tensor in found.weights.items()})
+    if told is not None and (told.process or told.tokenizer):
+        raise UserError(
+            f"{folder} is a checkpoint of ours and says itself what it is: leave process and tokenizer out."
+        )
     facts = meta(folder)
     kind = facts.get("weights", "float32")  # bundles older than the question store them as they are
     if kind not in KINDS:
@@ -268,22 +295,10 @@ def _text(folder: Path, name: str) -> str:
         raise UserError(f"{folder / name} is damaged ({error}): {CURE}.") from error
 
 
-def _download(source: str) -> Path:
-    """A snapshot of a Hub repository, of which only a bundle's own files and its card are taken."""
-    match = re.fullmatch(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", source)
-    if match is None:
-        raise UserError(f'There is no checkpoint folder "{source}": check the path, or give a Hub id (owner/name).')
-    from huggingface_hub import snapshot_download
+def _downloaded(source: str) -> Path:
+    from scdd.bundle.hub import download
 
-    try:
-        patterns = [*FILES, CARD]
-        return Path(snapshot_download(match[1], revision=match[2], allow_patterns=patterns))
-    # Network, authorisation, an unknown name: whatever the cause, the cure is the same.
-    except Exception as error:
-        raise UserError(
-            f'"{source}" is no checkpoint folder here, and the Hugging Face Hub did not give it ({reason(error)}): '
-            "check the name and the connection."
-        ) from error
+    return download(source)
 
 
 def _sibling(target: Path, role: str) -> Path:

@@ -165,7 +165,7 @@ def recovery(
 
 
 @app.command("zero-shot")
-@s.with_session(batch_size=32)
+@s.with_session()
 def zero_shot(
     here: s.Session,
     model: s.Models = None,
@@ -292,7 +292,7 @@ def compare(
     # a mistake in the last one is better heard before the first one's hours of work
     for system, loaded in here.opened(systems):
         for spec in map(system.spec, bases):
-            sampling_plan(loaded, spec, here.batch_size)
+            sampling_plan(loaded, spec, 1)
             text_length(loaded.lm, spec)
     reference = here.reference(judge, judge_batch_size)
     for system, loaded in here.opened(systems):

@@ -78,7 +78,9 @@ Corpus = Annotated[
 
 def shared_options(
     seed: Annotated[int, typer.Option(help="Everything random follows from it, on any number of ranks.")] = 0,
-    batch_size: Annotated[int, typer.Option(help="Texts at a time; changes speed and memory only.")] = 16,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Texts at a time, by default what suits; changes speed and memory only.")
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -98,7 +100,7 @@ class Session:
 
     store: Store
     seed: int
-    batch_size: int
+    batch_size: int | None
     live: bool
     as_json: bool
     measured: list[Measurement] = field(default_factory=list)
@@ -158,13 +160,12 @@ class Session:
             print("\n".join(table.markdown() for table in (*tables, *more)))
 
 
-def with_session(batch_size: int = 16) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def with_session() -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Make a command of a function that takes a session: the session's place is taken by the options that open it."""
 
     def command_of(function: Callable[..., None]) -> Callable[..., None]:
         own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
         shared = dict(inspect.signature(shared_options, eval_str=True).parameters)
-        shared["batch_size"] = shared["batch_size"].replace(default=batch_size)
 
         @functools.wraps(function)
         def command(**given: Any) -> None:

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 def export(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="Checkpoint folder, run folder (its newest) or Hub id.")
+        str,
+        typer.Argument(
+            metavar="MODEL", help="Checkpoint folder, run folder (its newest), Hub id, or what convert reads."
+        ),
     ],
     out: Annotated[Path, typer.Option(help="Folder for the exported model.")],
     weights: Annotated[
@@ -32,23 +35,23 @@ def export(
     """Write a model as a small folder to share: recipe, tokenizer and weights, nothing to resume training from."""
     from safetensors import SafetensorError
 
-    from scdd.bundle.folder import CARD, KINDS, WEIGHTS, read, write
+    from scdd.bundle.folder import CARD, KINDS, read, write
     from scdd.lm.sharing import hub_files, own_card
 
     if weights not in KINDS:
         raise UserError(f"--weights {weights} is not known: choose one of {', '.join(KINDS)}.")
-    kept = _kept(out, force)
+    kept = kept_files(out, force)
     source = read(model)
     add = hub_files(source, out.name, weights) if hf else None
     if CARD not in (each.name for each in kept) and (card := own_card(source, model)) is not None:
         kept.append(card)
 
     def more(folder: Path) -> None:
-        _copy(kept, folder)
+        copy_files(kept, folder)
         if add is not None:
             add(folder)
 
-    before = (source.folder / WEIGHTS).stat().st_size  # --out may be the same folder
+    before = stored_bytes(source)  # --out may be the same folder
     try:
         write(out, source, source.weights, kind=weights, more=more)
     except (OSError, SafetensorError) as error:
@@ -59,7 +62,7 @@ def export(
         print(f'  transformers: AutoModelFor{task}LM.from_pretrained("{out}", trust_remote_code=True)')
 
 
-def _kept(out: Path, force: bool) -> list[Path]:
+def kept_files(out: Path, force: bool) -> list[Path]:
     """What lies in `out` beside a model's own files and shall stay; refuses what must not be replaced."""
     from scdd.bundle.folder import FILES, META, WEIGHTS
     from scdd.bundle.huggingface import WRITTEN, is_written
@@ -77,7 +80,17 @@ def _kept(out: Path, force: bool) -> list[Path]:
     return sorted(each for each in out.iterdir() if each.name not in own)
 
 
-def _copy(entries: list[Path], folder: Path) -> None:
+def stored_bytes(source: Bundle) -> int:
+    """Bytes of a model's weights in its file; of one from elsewhere, of its file, or as they lie in memory."""
+    from scdd.bundle.folder import WEIGHTS
+
+    if source.folder.is_file() or (source.folder / WEIGHTS).is_file():
+        return (source.folder if source.folder.is_file() else source.folder / WEIGHTS).stat().st_size
+    return sum(tensor.numel() * tensor.element_size() for tensor in source.weights.values())
+
+
+def copy_files(entries: list[Path], folder: Path) -> None:
+    """Put files and folders into `folder`."""
     for each in entries:
         if each.is_dir():
             shutil.copytree(each, folder / each.name, symlinks=True)

@@ -63,6 +63,7 @@ VERBS: dict[str, Verb] = {
     "infill": Verb("Fill the [MASK] spans of a text."),
     "correct": Verb("Find and repair what a model doubts in a text."),
     "score": Verb("Show how likely a model finds each token of a text."),
+    "convert": Verb("Turn a model from elsewhere into a folder of ours: Hugging Face, GGUF, the authors' checkpoints."),
     "export": Verb("Write a model as a small folder to share, in bfloat16 or 8 bits."),
     "push": Verb("Upload a model to the Hugging Face Hub, for scdd and for transformers."),
     "eval": Verb("Measure a model: likelihood, generative perplexity, diversity, correction, zero-shot.", "eval"),

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from scdd.core.errors import UserError, reason
+from scdd.core.files import TOKENIZER_LIMIT, read_json, read_text
 from scdd.data.files import write_atomically
 
 if TYPE_CHECKING:
@@ -27,7 +28,11 @@ BOS, EOS, MASK = "[BOS]", "[EOS]", "[MASK]"
 _BOS_NAMES = (BOS, "<s>", "<bos>", "<|begin_of_text|>", "<|startoftext|>", "[CLS]", "<|endoftext|>")
 _EOS_NAMES = (EOS, "</s>", "<eos>", "<|end_of_text|>", "[SEP]", "<|endoftext|>")
 _MASK_NAMES = (MASK, "<mask>", "<|mask|>", "<|mdm_mask|>")
+_BOUNDARY = "<|endoftext|>"  # what pretrained models have between documents, whatever ends a turn of a chat
+# Special tokens that were kept free: a mask may be one of them.
+_SPARE = re.compile(r"<\|reserved_special_token_\d+\|>|<unused\d+>|<\|(?:extra|unused|reserved)_?\d+\|>|<extra_id_\d+>")
 _PAD_NAMES = ("[PAD]", "<pad>", "<|pad|>", "<|padding|>")
+_CONFIG = "tokenizer_config.json"
 SMALLEST = 256 + 3  # every byte, [BOS], [EOS], [MASK]
 
 # Byte-level pre-tokenisation makes a lone newline between two visible characters a piece of its own, whatever is
@@ -43,6 +48,8 @@ class TextTokenizer:
 
     def __init__(self, document: str, place: str = "tokenizer.json") -> None:
         """`document`: a tokenizer.json as `save` writes it (other files: `from_file`)."""
+        self.added = 0
+        """How many ids `completed` had to add: those that a model which came with the tokenizer does not know."""
         self._tokenizer = _parsed(document, place)
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
@@ -60,30 +67,38 @@ class TextTokenizer:
 
     @classmethod
     def from_file(cls, path: str | Path) -> TextTokenizer:
-        """Any tokenizer.json (or a folder with one); missing special tokens are added, the mask as the last id."""
+        """Any tokenizer.json (or a folder with one, or a .gguf file), completed as `completed` says.
+
+        A tokenizer_config.json beside it says which tokens begin and end a text.
+        """
         path = Path(path)
+        if path.suffix == ".gguf":
+            from scdd.data.gguf import read
+
+            document, ends = read(path)
+            return cls.completed(document, str(path), *ends)
         path = path / "tokenizer.json" if path.is_dir() else path
         try:
-            document = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"{path} cannot be read ({error}): give the path of a tokenizer.json.") from error
-        return cls._completed(document, str(path))
+            document = read_text(path, TOKENIZER_LIMIT)
+        except UserError as error:
+            raise UserError(f"{str(error).rpartition(':')[0]}: give the path of a tokenizer.json.") from error
+        return cls.completed(document, str(path), *_named(path.parent / _CONFIG))
 
     @classmethod
     def load(cls, name: str | Path) -> TextTokenizer:
-        """A tokenizer.json, a folder that holds one, or a name on the Hugging Face hub."""
-        if Path(name).exists() or str(name).endswith(".json"):
+        """A tokenizer.json, a folder that holds one, a .gguf file, or a name on the Hugging Face hub."""
+        if Path(name).exists() or str(name).endswith((".json", ".gguf")):
             return cls.from_file(name)
         try:
-            from huggingface_hub import hf_hub_download
+            from huggingface_hub import snapshot_download
 
-            path = hf_hub_download(str(name), "tokenizer.json")
+            folder = snapshot_download(str(name), allow_patterns=["tokenizer.json", _CONFIG])
         except Exception as error:
             raise UserError(
                 f"tokenizer {name} is neither a file nor a name that the hub knows ({reason(error)}): check it.",
                 "tokenizer",
             ) from error
-        return cls.from_file(path)
+        return cls.from_file(folder)
 
     @classmethod
     def train(cls, texts: Iterable[str], size: int) -> TextTokenizer:
@@ -100,17 +115,30 @@ class TextTokenizer:
             show_progress=False,
         )
         tokenizer.train_from_iterator(texts, trainer)
-        return cls._completed(tokenizer.to_str(), "the trained tokenizer")
+        return cls.completed(tokenizer.to_str(), "the trained tokenizer")
 
     @classmethod
-    def _completed(cls, document: str, place: str) -> TextTokenizer:
-        """Give a foreign tokenizer the special tokens it lacks; leave one of ours as it is."""
+    def completed(
+        cls, document: str, place: str = "tokenizer.json", bos: str | None = None, eos: str | None = None
+    ) -> TextTokenizer:
+        """Give a foreign tokenizer the special tokens it lacks; leave one of ours as it is.
+
+        `bos` and `eos` are what its own files call the ends of a text. <|endoftext|> goes before them where it is a special
+        token: chat models name the ends of a turn, and documents lie between <|endoftext|>. The mask is a token of a known
+        name, else one that was kept free, else [MASK] on the next free id.
+        """
         tokenizer = _parsed(document, place)
         if _template(json.loads(document)) is not None:
             return cls(document, place)
-        bos, eos, mask = (_first(tokenizer, names) for names in (_BOS_NAMES, _EOS_NAMES, _MASK_NAMES))
+        special = {token["content"] for token in json.loads(tokenizer.to_str())["added_tokens"] if token["special"]}
+        if (bos or eos) and _BOUNDARY in special:
+            bos = eos = _BOUNDARY
+        bos, eos = (name if name and tokenizer.token_to_id(name) is not None else None for name in (bos, eos))
+        if bos is None and eos is None:
+            bos, eos = (_first(tokenizer, names) for names in (_BOS_NAMES, _EOS_NAMES))
         bos, eos = bos or eos or BOS, eos or bos or EOS
-        mask = mask or MASK
+        size = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+        mask = _first(tokenizer, _MASK_NAMES) or _spare(tokenizer) or MASK
         tokenizer.add_special_tokens([bos, eos])
         tokenizer.add_special_tokens([mask])  # after the others: a mask that had to be added is the last id
         ids = {name: tokenizer.token_to_id(name) for name in (bos, eos, mask)}
@@ -119,7 +147,9 @@ class TextTokenizer:
         )
         tokenizer.no_padding()
         tokenizer.no_truncation()
-        return cls(tokenizer.to_str(), place)
+        made = cls(tokenizer.to_str(), place)
+        made.added = made.size - size
+        return made
 
     # -- using it -----------------------------------------------------------------------------------------------
 
@@ -218,6 +248,20 @@ def _parsed(document: str, place: str) -> Tokenizer:
 
 def _first(tokenizer: Tokenizer, names: Sequence[str]) -> str | None:
     return next((name for name in names if tokenizer.token_to_id(name) is not None), None)
+
+
+def _spare(tokenizer: Tokenizer) -> str | None:
+    """The special token of the lowest id that its makers kept free; None where there is none."""
+    free = [(i, name) for name, i in tokenizer.get_vocab(with_added_tokens=True).items() if _SPARE.fullmatch(name)]
+    return min(free)[1] if free else None
+
+
+def _named(config: Path) -> tuple[str | None, str | None]:
+    """(bos, eos) of a tokenizer_config.json, which writes a token as its name or as an object with its content."""
+    found = read_json(config) if config.is_file() else {}
+    names = [found.get(role) for role in ("bos_token", "eos_token")]
+    bos, eos = (name.get("content") if isinstance(name, dict) else name for name in names)
+    return bos if isinstance(bos, str) else None, eos if isinstance(eos, str) else None
 
 
 def _template(document: dict[str, Any]) -> tuple[str, str, str] | None:

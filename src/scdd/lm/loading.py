@@ -1,4 +1,4 @@
-"""A model from a checkpoint folder, a run folder, the Hub, or the package itself."""
+"""A model from a checkpoint folder, a run folder, the Hub, somebody else's files, or the package itself."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from scdd.models.options import make_network
 from scdd.processes.autoregressive import Autoregressive
 from scdd.processes.base import Process, make_process, process_of_kind
 from scdd.processes.options import PROCESSES, MdlmOptions, NoisyOptions
-from scdd.recipe.load import ModelRecipe, model_recipe
+from scdd.recipe.load import ModelRecipe, model_recipe, row_length
 from scdd.samplers.options import SamplingOptions
+from scdd.schedules.options import PeakedOptions
 
 if TYPE_CHECKING:
     from torch import nn
@@ -44,9 +45,10 @@ def load(
 ) -> LM:
     """A model ready to write.
 
-    `source` is a checkpoint folder, a run folder (its newest checkpoint) or a Hub id; None, or "bundled", is the model that
+    `source` is a checkpoint folder, a run folder (its newest checkpoint) or a Hub id, of ours or of a model that `scdd
+    convert` reads (a Hugging Face folder, a .gguf file, the authors' checkpoints); None, or "bundled", is the model that
     comes with the package. `process` samples with another reverse process of the same marginals ("scdd" on GIDD's
-    weights), and says what a converted checkpoint was trained with. `network` is a module of your own, or its factory,
+    weights), and says what a converted checkpoint was trained with, if it does not say so itself ("scdd:0.1" with p_u). `network` is a module of your own, or its factory,
     that takes the checkpoint's weights where the checkpoint cannot rebuild it. `overrides` change the recipe's sampling
     section ("sampling.steps=64").
     """
@@ -70,7 +72,7 @@ def load(
         _network(checkpoint, network),
         _process(checkpoint, spec, process),
         TextTokenizer(checkpoint.tokenizer, str(checkpoint.folder / "tokenizer.json")),
-        context or (spec.length if spec is not None else CONTEXT),
+        context or (spec.length if spec is not None else row_length(checkpoint.recipe) or CONTEXT),
         sampling=spec.sampling if spec is not None else SamplingOptions(),
         repair=_repair(checkpoint),
         quality=_quality(checkpoint),
@@ -123,21 +125,39 @@ def _process(
             "load it from Python with that process, scdd.load(folder, process=…)."
         )
     names = ", ".join(PROCESSES)
-    if wanted is not None and wanted not in PROCESSES:
-        raise UserError(f"There is no process {wanted!r}: choose one of {names}.", "process")
+    kind, colon, share = (wanted or "").partition(":")
+    if wanted is not None and kind not in PROCESSES:
+        raise UserError(f"There is no process {kind!r}: choose one of {names}.", "process")
     if spec is None:
         if wanted is None:
             raise UserError(
-                f"{checkpoint.folder} was converted and does not say its process: name it, one of {names}.", "process"
+                f"{checkpoint.folder} was converted and does not say its process: name it, mdlm, or scdd:0.1 or gidd:0.1 "
+                "with its p_u.",
+                "process",
             )
-        own = MdlmOptions() if wanted == "mdlm" else NoisyOptions(kind=wanted)  # type: ignore[arg-type]
-        return make_process(own, checkpoint.vocab)
+        return make_process(_told(kind, share), checkpoint.vocab)
+    if colon:
+        raise UserError(f"process {wanted}: {checkpoint.folder} says its own p_u, so leave it out.", "process")
     trained = make_process(spec.process, checkpoint.vocab)
     if wanted is None:
         return trained
     if isinstance(trained, Autoregressive):
         raise UserError(f"{checkpoint.folder} is autoregressive and has no process: leave process out.", "process")
     return process_of_kind(wanted, checkpoint.vocab, trained.schedule)
+
+
+def _told(kind: str, share: str) -> MdlmOptions | NoisyOptions:
+    """The process that a caller says a converted checkpoint was trained with; p_u is never guessed."""
+    if kind == "mdlm" and not share:
+        return MdlmOptions()
+    try:
+        return NoisyOptions(kind=kind, schedule=PeakedOptions(p_u=float(share)))  # type: ignore[arg-type]
+    except ValueError as error:
+        raise UserError(
+            f"process {kind}:{share} does not say p_u, a share in [0, 1): write scdd:0.1 if it was trained with 0.1, or "
+            "mdlm.",
+            "process",
+        ) from error
 
 
 def _repair(checkpoint: bundle.Bundle) -> RepairOptions:

@@ -27,6 +27,7 @@ class Foreign(Network):
     """
 
     weights_prefix = "module."
+    whole_graph = False
     module: Any  # an nn.Module
 
     def __init__(self, module: nn.Module, vocab: Vocab, description: Mapping[str, Any]) -> None:

@@ -29,6 +29,8 @@ class Network(nn.Module, ABC):
     """x_θ(z_t, t) up to its last layer (`core.denoiser.Denoiser`), and what training asks of it besides."""
 
     vocab: Vocab
+    whole_graph = True
+    """Whether the compiler sees all of it as one graph; if not, it may break where it must."""
     compute_dtype: torch.dtype | None = None
     """Type of the activations, by autocast inside `hidden`; None is the weights' own."""
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, JsonValue
+from pydantic import Discriminator
 
 from scdd.core.errors import OptionError, UserError
 from scdd.core.options import Count, Options, Positive, Text
@@ -273,7 +273,7 @@ class ImportOptions(Options):
     kind: Literal["import"] = field(default="import", kw_only=True, repr=False)
     target: Text
     """What to import, "package.module:factory"; called as factory(vocab, **options), and its result is a `Denoiser`."""
-    options: Mapping[str, JsonValue] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
     """The factory's keyword arguments."""
 
     def description(self, causal: bool = False) -> dict[str, Any]:

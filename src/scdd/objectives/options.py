@@ -72,6 +72,9 @@ class ElboOptions(Options):
     """elbo: the bound itself; dynamic: GIDD+'s weights (2 on masks, 1 on noise, almost 0 on clean tokens), with steps null."""
     times: TimesOptions = UniformTimesOptions()
     """How times are drawn."""
+    ar_share: ShareBelowOne = 0.0
+    """Share of the rows that are read left to right and predicted token by token instead: what a pretrained language model
+    knew stays in practice. Needs a network of kind llama."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

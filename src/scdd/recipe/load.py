@@ -76,11 +76,17 @@ def model_recipe(text: str, source: str = "recipe", overrides: Iterable[str] = (
     return _checked(TypeAdapter(ModelRecipe), data, source, paths)
 
 
+def row_length(text: str, source: str = "recipe") -> int | None:
+    """How long the rows of a converted checkpoint were, if its recipe says so."""
+    length = (_tree(text, source).get("data") or {}).get("length")
+    return length if isinstance(length, int) and length > 0 else None
+
+
 def from_dict(tree: Mapping[str, Any], source: str = "recipe", overrides: Iterable[str] = ()) -> Recipe:
     """The recipe that plain data describes, with `a.b=c` overrides applied first; every mistake is named."""
+    if isinstance(tree.get("model"), dict):
+        tree = {**tree, "model": {"kind": "dit", **tree["model"]}}  # there was no other kind once
     changed, paths = _overridden(tree, overrides)
-    if isinstance(changed.get("model"), dict):
-        changed["model"].setdefault("kind", "dit")  # there was no other kind once
     return _checked(_adapter(), changed, source, paths)
 
 

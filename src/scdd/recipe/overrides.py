@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, get_origin
 
 import yaml
 
@@ -32,7 +33,8 @@ def override(tree: dict[str, Any], assignment: str) -> str:
         section = section_of(hint, node)
         known = hints(section) if section is not None else {}
         hint = known.get(key)
-        if (key in known and not members(hint)) or not isinstance(node.setdefault(key, default_of(section, key)), dict):
+        sections = bool(members(hint)) or get_origin(hint) is Mapping  # keys of somebody else's
+        if (key in known and not sections) or not isinstance(node.setdefault(key, default_of(section, key)), dict):
             whole = ".".join(keys[:depth])
             raise UserError(f"{assignment}: {whole} is a value, not a section; set {whole} as a whole.")
         node = node[key]

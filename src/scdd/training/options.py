@@ -94,6 +94,8 @@ class TrainingOptions(OptimiserOptions, BatchOptions):
     """Write TensorBoard events into the run folder."""
     wandb: Text | None = None
     """Weights & Biases project to log to."""
+    grow_attention: Amount = 0
+    """Steps in which a network that was causal comes to see what follows, a little further each time; 0: at once."""
     start_from: Text | None = None
     """Checkpoint whose weights are taken over at the start; it may come from another process."""
 

@@ -102,9 +102,9 @@ class LossModule(nn.Module):
 
     network: Network
 
-    def __init__(self, network: Network, objective: Objective, ranks: int = 1) -> None:
+    def __init__(self, network: Network, objective: Objective, ranks: int = 1, grow_attention: int = 0) -> None:
         super().__init__()
-        self.network = network
+        self.network, self.grow_attention = network, grow_attention
         for name, module in objective.modules().items():
             self.add_module(name, module)
         self.objective, self.ranks = objective, ranks
@@ -112,6 +112,11 @@ class LossModule(nn.Module):
     def forward(self, tokens: Tensor, documents: Tensor | None, part: BatchSlice, report: bool = False) -> Loss:
         """The loss of this slice, or with `report` the number to report; gradients are averaged over ranks later."""
         compute = self.objective.evaluate if report else self.objective.loss
+        if self.grow_attention and not report:
+            # A function of the step alone, so that a resumed run sees as far as it did.
+            grown = part.step >= self.grow_attention
+            far = None if grown else tokens.shape[1] * part.step // self.grow_attention
+            cast(Any, self.network).lookahead = far
         loss = compute(self.network, tokens, documents, part)
         return loss._replace(total=loss.total * self.ranks)
 
@@ -128,7 +133,7 @@ class Parallel:
         layers = module.network.layers()
         if compile:
             for part in layers if world.kind == "fsdp" else [module.network]:
-                compile_network(part)
+                compile_network(part, fullgraph=module.network.whole_graph)
         self._ddp: nn.parallel.DistributedDataParallel | None = None
         if world.kind == "ddp":
             self._ddp = nn.parallel.DistributedDataParallel(

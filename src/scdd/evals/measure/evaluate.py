@@ -33,7 +33,7 @@ def evaluate(
     reference_lm: str | Path | ReferenceLM | None = None,
     sampling: SamplingSpec | None = None,
     out: str | Path = "eval",
-    batch_size: int = 16,
+    batch_size: int | None = None,
     progress: bool | None = None,
 ) -> list[Measurement]:
     """Measure a model; a measurement for each of `measures`, in their order.
@@ -43,7 +43,7 @@ def evaluate(
     `reference_lm` scores texts: a hub name, a folder, a .gguf file or an autoregressive checkpoint of our own; generation
     needs it, correction and recovery tell more with it. `sampling` says how texts are drawn, and holds the seed of
     everything. Finished measurements are kept in the folder `out` and not made again; `scdd report` makes a page of them.
-    `progress` shows bars, by default where somebody sees them.
+    `batch_size` (texts at a time) changes speed and memory only; `progress` shows bars, by default where somebody sees them.
     """
     measures = (measures,) if isinstance(measures, str) else measures
     unknown = next((measure for measure in measures if measure not in get_args(Measure)), None)

@@ -38,7 +38,7 @@ def usual_num(device: torch.device) -> int:
 
 def draw(context: MeasureContext, model: EvalModel, spec: SamplingSpec, follow: bool = True) -> list[WalkedRow]:
     """All samples of `spec` in their frames, complete on every rank."""
-    plan, mask = sampling_plan(model, spec, context.batch_size), model.lm.tokenizer.mask_id
+    plan, mask = sampling_plan(model, spec, context.samples_at_once), model.lm.tokenizer.mask_id
     row = model.engine.framed([mask] * text_length(model.lm, spec))
 
     def walked(own: Sequence[int], mine: range) -> list[WalkedRow]:
@@ -96,7 +96,7 @@ def cumulative(per_step: Tensor) -> list[float]:
 
 def measure_samples(context: MeasureContext, model: EvalModel, spec: SamplingSpec) -> Measurement:
     """Draw the samples of `spec`: texts, diversity, corrections and evaluations."""
-    plan, length = sampling_plan(model, spec, context.batch_size), text_length(model.lm, spec)
+    plan, length = sampling_plan(model, spec, context.samples_at_once), text_length(model.lm, spec)
 
     def run() -> dict[str, Any]:
         rows, eos = draw(context, model, spec), model.lm.tokenizer.eos_id

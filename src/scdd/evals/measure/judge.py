@@ -85,7 +85,7 @@ def measure_denoised(
         clean, frozen, _ = framed_rows(own, mine, model.lm.device)
         source = CounterRNG(derive_seed(matched.seed, "judge"), list(mine), clean.device)
         start = StartRows(torch.where(frozen, clean, forward.corrupt(clean, matched.t, source)), frozen, mine)
-        plan = sampling_plan(model, spec, context.batch_size, start=matched.t)
+        plan = sampling_plan(model, spec, context.samples_at_once, start=matched.t)
         done = walk(model.engine.model, plan, start, context.watch, follow=False)
         return [model.engine.text(ended(row.tokens[1:-1], model.lm.tokenizer.eos_id)) for row in done]
 

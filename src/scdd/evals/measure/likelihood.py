@@ -28,7 +28,7 @@ from scdd.evals.measure.model import EvalModel
 from scdd.evals.measure.progress import Watch, unwatched
 from scdd.evals.measure.store import MeasureContext, Measurement, fingerprint, shared
 from scdd.evals.measure.texts import Rows
-from scdd.objectives.ar import ArObjective
+from scdd.objectives.ar import ArObjective, cross_entropy_coefficients
 from scdd.objectives.base import BatchSlice
 from scdd.objectives.times import Times, TimeSampler, nelbo_densities
 from scdd.ops.elbo import elbo
@@ -38,6 +38,7 @@ from scdd.processes.gidd import GIDD
 
 Convention = Literal["exact", "reference"]
 REPLICATES = 2
+ROWS, POSITIONS = 16, 1 << 15  # read together where nobody chose: rows, on a GPU positions with their padding
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ def likelihood(
     rows: Sequence[Sequence[int]],
     estimator: NelboEstimator = EXACT,
     indices: Sequence[int] | None = None,
-    batch_size: int = 16,
+    batch_size: int | None = None,
     watch: Watch = unwatched,
 ) -> list[RowNats]:
     """The NELBO of sequences number 0, 1, … or `indices` (the number decides their random times and noise).
@@ -116,13 +117,14 @@ def likelihood(
     the number is exact and a sequence's first token is given.
     """
     every = range(len(rows)) if indices is None else indices
+    device = denoiser.head.weight.device
     estimates: list[RowNats] = []
-    for start in range(0, len(rows), batch_size):
-        batch, numbers = rows[start : start + batch_size], list(every[start : start + batch_size])
-        x, documents = padded(batch, denoiser.head.weight.device)
+    for part in batches([len(row) for row in rows], device, batch_size):
+        batch, numbers = rows[part], list(every[part])
+        x, documents = padded(batch, device)
         if isinstance(process, Autoregressive):
-            part = BatchSlice(0, 0, 0, len(batch), len(batch))
-            nats, given = ArObjective(process).evaluate(denoiser, x, documents, part).nats[:, None], 1
+            whole = BatchSlice(0, 0, 0, len(batch), len(batch))
+            nats, given = ArObjective(process).evaluate(denoiser, x, documents, whole).nats[:, None], 1
         else:
             nats, given = _estimates(denoiser, process, x, documents, numbers, estimator), 0
         estimates += [
@@ -130,6 +132,20 @@ def likelihood(
         ]
         watch(len(batch))
     return estimates
+
+
+@torch.no_grad()
+def next_token_nats(denoiser: Denoiser, x: Tensor) -> Tensor:
+    """−log p(x_{i+1} | x_{≤ i}) of a causal network, float64 [B, L − 1] for tokens x [B, L].
+
+    A causal network does not look at padding on the right, so it needs no mask.
+    """
+    inputs, targets = x[:, :-1], x[:, 1:]
+    hidden = denoiser.hidden(inputs, None, None).flatten(0, 1)
+    rows = cross_entropy_coefficients(torch.ones(targets.shape, dtype=torch.float64, device=x.device))
+    unseen = torch.full_like(targets, denoiser.head.vocab.mask_id)  # the next token is not an input
+    _, losses = elbo(hidden, denoiser.head, targets.flatten(), unseen.flatten(), rows.flatten(targets.shape))
+    return losses.view(targets.shape).double()
 
 
 def measure_likelihood(
@@ -147,6 +163,24 @@ def measure_likelihood(
     # An autoregressive model's number is exact: it has no looks to set.
     settings = {"text": fingerprint(rows.rows), **({} if model.engine.autoregressive else asdict(estimator))}
     return context.store.measurement("likelihood", model, settings, run, rows.name)
+
+
+def batches(lengths: Sequence[int], device: torch.device, batch_size: int | None = None) -> Iterator[slice]:
+    """Which rows are read together: `batch_size` at a time, by default 16, on a GPU as many as make enough work for it.
+
+    There padding counts as well, so rows sorted by their lengths come in the fewest batches.
+    """
+    limit = batch_size or (len(lengths) if device.type == "cuda" else ROWS)
+    positions = POSITIONS if batch_size is None and device.type == "cuda" else None
+    start, longest = 0, 0
+    for i, length in enumerate(lengths):
+        longest = max(longest, length)
+        full = i - start == limit or (positions is not None and (i - start + 1) * longest > positions)
+        if full and i > start:
+            yield slice(start, i)
+            start, longest = i, length
+    if start < len(lengths):
+        yield slice(start, len(lengths))
 
 
 def padded(rows: Sequence[Sequence[int]], device: torch.device | str) -> tuple[Tensor, Tensor | None]:

@@ -32,7 +32,7 @@ class ScddLM(LM):  # type: ignore[misc, unused-ignore]
         process: str | None = None,
         passes: int = 10,
         seed: int = 0,
-        batch_size: int | str = 32,
+        batch_size: int | str | None = None,
         device: str | None = None,
         max_batch_size: int | None = None,
     ) -> None:
@@ -43,7 +43,7 @@ class ScddLM(LM):  # type: ignore[misc, unused-ignore]
             pretrained = open_model(pretrained, process=process, device=device)
         self.model = pretrained
         self.passes, self.seed = int(passes), int(seed)
-        self.batch_size = 32 if str(batch_size).startswith("auto") else int(batch_size)
+        self.batch_size = None if batch_size is None or str(batch_size).startswith("auto") else int(batch_size)
         self.world: World = ALONE
         self.watch: Watch = unwatched
         self.errors: list[float] = []
@@ -92,7 +92,3 @@ class ScddLM(LM):  # type: ignore[misc, unused-ignore]
                 text = text.partition(stop)[0] if stop else text
             texts.append(text)
         return texts
-
-    def monte_carlo_error(self) -> float:
-        """Root mean square error of the scores, in nats."""
-        return (sum(e * e for e in self.errors) / len(self.errors)) ** 0.5 if self.errors else 0.0

@@ -87,7 +87,7 @@ def open_model(
     identity: dict[str, Any] = {"process": process_name, "context": lm.context}
     folder = None if isinstance(source, LM) else bundle.locate(bundle.BUNDLED if source is None else source)
     recipe = None
-    if folder is not None:
+    if folder is not None and (folder / bundle.META).is_file():
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
         identity |= {"weights": meta["weights_sha256"], "vocab": meta["vocab"]["hash"], "step": meta["step"]}
         recipe = (folder / "recipe.yaml").read_text(encoding="utf-8")

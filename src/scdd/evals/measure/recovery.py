@@ -128,7 +128,7 @@ def measure_recovery(
     """Corrupt tokens of each row and mend them (`tab:exact-recovery`). All rows must be of one length."""
 
     def repairs(own: Sequence[list[int]], mine: range) -> list[tuple[Tensor, ...]]:
-        start, size = framed_rows(own, mine, model.lm.device), context.batch_size
+        start, size = framed_rows(own, mine, model.lm.device), context.samples_at_once
         return list(zip(*recover(model.engine.model, start, spec, size, context.watch), strict=True))
 
     def run() -> dict[str, Any]:

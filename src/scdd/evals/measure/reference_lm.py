@@ -25,7 +25,7 @@ from torch.nn.utils.rnn import pad_sequence
 from scdd.bundle import folder as bundle
 from scdd.core.errors import UserError, reason
 from scdd.evals.measure import stats
-from scdd.evals.measure.likelihood import likelihood
+from scdd.evals.measure.likelihood import batches, next_token_nats, padded
 from scdd.evals.measure.model import EvalModel, open_model
 from scdd.evals.measure.progress import Watch, unwatched
 from scdd.evals.measure.store import MeasureContext, shared
@@ -74,19 +74,26 @@ class OwnReferenceLM:
 
     def score(self, texts: Sequence[str], watch: Watch = unwatched) -> list[TextNats]:
         """Exact nats behind a [BOS], window by window."""
-        scores = []
-        for text in texts:
-            tokens = self.model.lm.tokenizer.encode(text) if text else []
-            nats = 0.0
-            for window in windows(len(tokens), self.model.engine.room):
-                row = self.model.engine.framed(tokens[window.start : window.stop])
-                nats += self._nats(row) - self._nats(row[: 1 + window.fresh - window.start])
-            scores.append(TextNats(nats, len(tokens)))
-            watch(1)
-        return scores
+        ids = [self.model.lm.tokenizer.encode(text) if text else [] for text in texts]
+        room, device = self.model.engine.room, self.model.lm.network.head.weight.device
+        due = [(i, w) for i, row in enumerate(ids) if row for w in windows(len(row), room)]
+        due.sort(key=lambda item: item[1].stop - item[1].start)  # little padding
+        nats, waiting = [0.0] * len(texts), Counter(i for i, _ in due)
+        watch(len(texts) - len(waiting))
+        for part in batches([w.stop - w.start + 1 for _, w in due], device):
+            for (i, _), value in zip(due[part], self._window_nats(ids, due[part]), strict=True):
+                nats[i] += value
+                waiting[i] -= 1
+                watch(int(waiting[i] == 0))
+        return [TextNats(value, len(row)) for value, row in zip(nats, ids, strict=True)]
 
-    def _nats(self, row: list[int]) -> float:
-        return likelihood(self.model.lm.network, self.model.lm.process, [row])[0].mean if len(row) > 1 else 0.0
+    @torch.no_grad()
+    def _window_nats(self, ids: list[list[int]], batch: Sequence[tuple[int, Window]]) -> list[float]:
+        """The nats of each window's fresh tokens."""
+        network, rows = self.model.lm.network, [self.model.engine.framed(ids[i][w.start : w.stop]) for i, w in batch]
+        x, _ = padded(rows, network.head.weight.device)
+        losses = next_token_nats(network, x).cpu()
+        return [float(losses[r, w.fresh - w.start : w.stop - w.start].sum()) for r, (_, w) in enumerate(batch)]
 
 
 class HubReferenceLM:

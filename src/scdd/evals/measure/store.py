@@ -29,6 +29,7 @@ PACKAGES = ("torch", "transformers", "lm_eval", "numpy", "scipy", "openai")
 A = TypeVar("A")
 B = TypeVar("B")
 ALONE = World()
+SAMPLES = 16  # drawn at a time where nobody chose
 
 
 @dataclass(frozen=True)
@@ -135,11 +136,23 @@ class Store:
 
 @dataclass(frozen=True)
 class MeasureContext:
-    """How measuring goes on: where results are kept, how many texts at a time, and who watches."""
+    """How measuring goes on: where results are kept, how many texts at a time, and who watches.
+
+    Without a `batch_size`, likelihoods choose their own, which suits the device.
+    """
 
     store: Store
-    batch_size: int = 16
+    batch_size: int | None = None
     watch: Watch = unwatched
+
+    def __post_init__(self) -> None:
+        if self.batch_size is not None and self.batch_size < 1:
+            raise UserError(f"The batch size is {self.batch_size}: give at least 1, or leave it out.")
+
+    @property
+    def samples_at_once(self) -> int:
+        """How many texts are drawn or repaired at a time."""
+        return self.batch_size or SAMPLES
 
     @property
     def world(self) -> World:

@@ -89,7 +89,7 @@ def _validation(model: EvalModel) -> tuple[TokenStream, str]:
     from scdd.assemble import training as build
     from scdd.recipe import load as recipe
 
-    if model.recipe is None:
+    if model.recipe is None or "kind" not in (recipe.parse(model.recipe).get("data") or {}):
         raise UserError(f"{model.label} says nothing of its data: name a text.")
     spec = recipe.loads(model.recipe)
     try:

@@ -19,6 +19,8 @@ from scdd.evals.measure.progress import Watch, unwatched
 from scdd.evals.measure.store import ALONE, MeasureContext, Measurement, shared
 from scdd.training.parallel import World
 
+ROWS = 32  # answers at a time where nobody chose; on a GPU their tokens are counted
+
 
 class Answer(NamedTuple):
     """log P(x, y) from below: the mean of the passes, and its Monte-Carlo error."""
@@ -44,19 +46,23 @@ def answers(
     questions: Sequence[Question],
     passes: int = 10,
     seed: int = 0,
-    batch_size: int = 32,
+    batch_size: int | None = None,
     world: World = ALONE,
     watch: Watch = unwatched,
 ) -> list[list[Answer]]:
-    """The score of every text of every question; each rank scores its share of the questions."""
+    """The score of every text of every question; each rank scores its share of the questions.
+
+    An autoregressive model's scores are exact, and take one pass.
+    """
     estimator = NelboEstimator(None, passes, "exact", seed)
+    size = batch_size or (None if model.lm.device.type == "cuda" else ROWS)
 
     def scores(own: Sequence[Question], _: range) -> list[list[Answer]]:
         rows = [(noise_index(seed, q.key), row) for q in own for row in framed(model, q.texts)]
         # by length for little padding; the noise does not mind the order
         order = sorted(range(len(rows)), key=lambda i: len(rows[i][1]))
         tokens, indices = [rows[i][1] for i in order], [rows[i][0] for i in order]
-        nats = likelihood(model.lm.network, model.lm.process, tokens, estimator, indices, batch_size, watch)
+        nats = likelihood(model.lm.network, model.lm.process, tokens, estimator, indices, size, watch)
         scored = {i: Answer(-row.mean, row.variance**0.5) for i, row in zip(order, nats, strict=True)}
         flat = iter(scored[i] for i in range(len(rows)))
         return [[next(flat) for _ in q.texts] for q in own]
@@ -82,31 +88,88 @@ def measure_zero_shot(
     limit: int | None = None,
     seed: int = 0,
 ) -> Measurement:
-    """Accuracies by lm-eval; without `tasks` the paper's seven from the folder `data`."""
-    # a missing folder is refused before anything is loaded
-    metadata = {} if tasks else {"data": str(benchmarks.folder(data))}
+    """Accuracies: of lm-eval's `tasks`, or without any the paper's seven from the folder `data`, without lm-eval."""
+    if limit is not None and limit < 1:
+        raise UserError(f"The limit is {limit} questions a task: give at least 1, or leave it out for all.")
+    # a missing folder is refused before anything is measured
+    place = None if tasks else str(benchmarks.folder(data))
     wanted = list(tasks) if tasks else [benchmarks.PREFIX + name for name in benchmarks.NAMES]
+    ask = _Asking(context, model, passes, seed)
 
     def run() -> dict[str, Any]:
-        try:
-            harness: Any = import_module("lm_eval")
-            adapter: Any = import_module("scdd.evals.measure.lm_eval_model")
-        except ModuleNotFoundError as error:
-            raise UserError(f"Zero-shot accuracy needs {error.name}: pip install 'scdd[eval]'.") from error
-        scorer = adapter.ScddLM(model, passes=passes, seed=seed, batch_size=context.batch_size)
-        scorer.world, scorer.watch = context.world, context.watch
-        known = import_module("lm_eval.tasks").TaskManager(include_path=str(benchmarks.TASKS), metadata=metadata)
-        plain = {"bootstrap_iters": 0, "log_samples": False, "task_manager": known}
-        try:
-            outcome = harness.simple_evaluate(scorer, tasks=wanted, limit=limit, **plain)
-        except (KeyError, ValueError) as error:
-            raise UserError(f"lm-eval refuses the tasks {', '.join(wanted)}: {error}") from error
+        outcome = _of_files(ask, place, limit) if place is not None else _of_lm_eval(ask, wanted, limit)
         results = {}
-        for name, one in outcome["results"].items():
-            n, acc = int(outcome["n-samples"][name]["effective"]), float(one["acc,none"])
+        for name, (acc, n) in outcome.accuracies.items():
             spread = (acc * (1 - acc) / max(n - 1, 1)) ** 0.5
             results[name.removeprefix(benchmarks.PREFIX)] = {"acc": acc, "error": spread, "questions": n}
-        return {"tasks": results, "passes": passes, "monte_carlo_error": scorer.monte_carlo_error()}
+        return {"tasks": results, "passes": passes, "monte_carlo_error": rms(outcome.errors)}
 
     settings = {"tasks": wanted, "passes": passes, "limit": limit, "seed": seed}
     return context.store.measurement("zero-shot", model, settings, run)
+
+
+class _Asking(NamedTuple):
+    """Who is asked, and how."""
+
+    context: MeasureContext
+    model: EvalModel
+    passes: int
+    seed: int
+
+
+class _Outcome(NamedTuple):
+    """(Accuracy, questions) of each task, and the Monte-Carlo error of every answer's score."""
+
+    accuracies: dict[str, tuple[float, int]]
+    errors: list[float]
+
+
+def rms(errors: Sequence[float]) -> float:
+    """Root mean square; 0 of nothing."""
+    return (sum(e * e for e in errors) / len(errors)) ** 0.5 if errors else 0.0
+
+
+def _of_files(ask: _Asking, place: str, limit: int | None) -> _Outcome:
+    """The seven tasks. Keys and order are those of the harness's requests, and so the scores are its scores."""
+    context, model, passes, seed = ask
+    tasks = {name: benchmarks.choices(name, place)[:limit] for name in benchmarks.NAMES}
+    questions = [
+        Question(f"{benchmarks.PREFIX}{name}/{i}", choice.texts)
+        for name, choices in tasks.items()
+        for i, choice in enumerate(choices)
+    ]
+    scored = answers(model, questions, passes, seed, context.batch_size, context.world, context.watch)
+    rows = iter(scored)
+    accuracies = {}
+    for name, choices in tasks.items():
+        right = sum(_best(next(rows)) == choice.gold for choice in choices)
+        accuracies[name] = right / len(choices), len(choices)
+    return _Outcome(accuracies, [answer.error for row in scored for answer in row])
+
+
+def _best(row: Sequence[Answer]) -> int:
+    """The first of the highest scores."""
+    return max(range(len(row)), key=lambda i: row[i].score)
+
+
+def _of_lm_eval(ask: _Asking, tasks: Sequence[str], limit: int | None) -> _Outcome:
+    """Any tasks that lm-eval knows."""
+    context, model, passes, seed = ask
+    try:
+        harness: Any = import_module("lm_eval")
+        adapter: Any = import_module("scdd.evals.measure.lm_eval_model")
+    except ModuleNotFoundError as error:
+        raise UserError(f"Tasks of lm-eval need {error.name}: pip install 'scdd[eval]'.") from error
+    scorer = adapter.ScddLM(model, passes=passes, seed=seed, batch_size=context.batch_size)
+    scorer.world, scorer.watch = context.world, context.watch
+    known = import_module("lm_eval.tasks").TaskManager(include_path=str(benchmarks.TASKS), metadata={})
+    plain = {"bootstrap_iters": 0, "log_samples": False, "task_manager": known}
+    try:
+        outcome = harness.simple_evaluate(scorer, tasks=list(tasks), limit=limit, **plain)
+    except (KeyError, ValueError) as error:
+        raise UserError(f"lm-eval refuses the tasks {', '.join(tasks)}: {error}") from error
+    counts = outcome["n-samples"]
+    accuracies = {
+        name: (float(one["acc,none"]), int(counts[name]["effective"])) for name, one in outcome["results"].items()
+    }
+    return _Outcome(accuracies, scorer.errors)

@@ -44,13 +44,14 @@ def paper_of(measurement: Measurement) -> str | None:
         return None
     process = str(settings.get("model", {}).get("process", "")).partition("(")[0].lower()
     recipe = measurement.made.get("recipe")
-    if process and recipe and _trained(recipe) != process:
+    if process and recipe and _trained(recipe) not in (None, process):
         return None
     name: str | None = measurement.made["paper"]
     return name
 
 
 @cache
-def _trained(recipe: str) -> str:
-    """The process that a recipe trains."""
-    return str(parse(recipe)["process"]["kind"])
+def _trained(recipe: str) -> str | None:
+    """The process that a recipe trains; None for a converted checkpoint whose files did not say it."""
+    process = parse(recipe).get("process")
+    return None if process is None else str(process["kind"])

@@ -1,0 +1,160 @@
+"""What the authors' configurations say of a checkpoint: process, length, time conditioning, tokenizer.
+
+SCDD's and MDLM's code keeps an omegaconf tree in the checkpoint itself; GIDD's writes a config.yaml beside its weights, or
+the config.json of a Hub folder. Keys are looked up wherever they are in the tree: forks move them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from scdd.core.errors import UserError
+from scdd.core.files import read_json, read_text
+from scdd.models.weights.unpickle import Inert
+
+P_U = ("p_uniform", "p_u", "p_unif")
+LENGTH = ("max_seq_len", "length", "max_length")
+CONFIGS = ("config.yaml", "config.json", "../config.yaml", "../.hydra/config.yaml", ".hydra/config.yaml")
+# MDLM's names for 1 − t and for the cosine; its other schedules are none of ours.
+SHAPES = {"loglinear": "log-linear", "cosine": "cosine"}
+KINDS = ("scdd", "gidd", "mdlm", "ar")
+
+
+@dataclass(frozen=True)
+class Said:
+    """A configuration's word on what the weights do not show; None where it has none."""
+
+    process: dict[str, Any] | None = None  # as a recipe's section
+    p_u: float | None = None
+    length: int | None = None
+    time_conditioning: bool | None = None
+    tokenizer: str | None = None
+
+
+def said(own: Any, folder: Path, *, gidd: bool) -> Said:
+    """What the checkpoint's own configuration says, or else the one that lies beside it."""
+    config = plain(own)
+    if not isinstance(config, dict) or not config:
+        config = _beside(folder)
+    p_u = _number(config, P_U)
+    model = look(config, "model")
+    length = _number(model if isinstance(model, dict) else {}, LENGTH)
+    if length is None:
+        length = _number(config, LENGTH[:1])
+    conditioned = look(config, "time_conditioning")
+    name = look(config, "tokenizer_name_or_path")
+    return Said(
+        process=_process(config, p_u, gidd),
+        p_u=p_u,
+        length=int(length) if length is not None and length >= 1 else None,
+        time_conditioning=conditioned if isinstance(conditioned, bool) else None,
+        tokenizer=name if isinstance(name, str) else None,
+    )
+
+
+def described(kind: str, p_u: float | None, exponent: float | None = None) -> dict[str, Any]:
+    """A recipe's process section with the paper's schedule, or with masks alone."""
+    if kind == "ar":
+        return {"kind": "ar"}
+    if kind == "mdlm":
+        return {"kind": "mdlm", "schedule": {"kind": "masked"}}
+    schedule = {"kind": "peaked", "p_u": p_u, **({} if exponent is None else {"exponent": exponent})}
+    return {"kind": kind, "schedule": schedule}
+
+
+def named(process: str, p_u: float | None) -> dict[str, Any]:
+    """The section that a caller's "kind" or "kind:p_u" means; `p_u` is what the checkpoint says itself."""
+    kind, _, share = process.partition(":")
+    if kind not in KINDS:
+        raise UserError(f"process {process} is not known: choose one of {', '.join(KINDS)}.", "process")
+    if share:
+        try:
+            p_u = float(share)
+        except ValueError as error:
+            raise UserError(
+                f"process {process} has no number behind the colon: write {kind}:0.1.", "process"
+            ) from error
+        if kind in ("mdlm", "ar") or not 0 <= p_u < 1:
+            raise UserError(f"process {process} is wrong: scdd and gidd take a share p_u in [0, 1).", "process")
+    if kind in ("scdd", "gidd") and p_u is None:
+        raise UserError(
+            f"process {process} needs its share of uniform noise, p_u, which the checkpoint does not say: write "
+            f"{kind}:0.1 if it was trained with 0.1.",
+            "process",
+        )
+    return described(kind, p_u)
+
+
+def plain(node: Any, depth: int = 0) -> Any:
+    """Plain data from a tree that may hold omegaconf's nodes, which the unpickler left inert."""
+    if depth > 40:
+        return None
+    if isinstance(node, Inert):
+        state = node.state if isinstance(node.state, dict) else {}
+        inner = state.get("_content", state.get("_val", node.entries or node.elements))
+        return plain(inner, depth + 1)
+    if isinstance(node, Mapping):
+        return {str(key): plain(value, depth + 1) for key, value in node.items()}
+    if isinstance(node, (list, tuple)):
+        return [plain(value, depth + 1) for value in node]
+    return node if isinstance(node, (str, int, float, bool)) else None
+
+
+def look(config: Any, key: str) -> Any:
+    """The first value under `key`, breadth first; None when absent."""
+    queue = deque([config])
+    while queue:
+        node = queue.popleft()
+        if isinstance(node, dict):
+            if node.get(key) is not None:
+                return node[key]
+            queue.extend(node.values())
+        elif isinstance(node, list):
+            queue.extend(node)
+    return None
+
+
+def _number(config: dict[str, Any], names: tuple[str, ...]) -> float | None:
+    found = (look(config, name) for name in names)
+    return next((v for v in found if isinstance(v, (int, float)) and not isinstance(v, bool)), None)
+
+
+def _beside(folder: Path) -> dict[str, Any]:
+    for file in (folder / name for name in CONFIGS):
+        if file.is_file():
+            if file.suffix == ".json":
+                return read_json(file)
+            try:
+                found = yaml.safe_load(read_text(file))
+            except yaml.YAMLError as error:
+                raise UserError(f"{file} is damaged ({error}): fetch it again.") from error
+            return found if isinstance(found, dict) else {}
+    return {}
+
+
+def _process(config: dict[str, Any], p_u: float | None, gidd: bool) -> dict[str, Any] | None:
+    """The process section; None where a schedule is none of ours, or nothing is said."""
+    words = [look(config, key) for key in ("diffusion_process", "diffusion", "process", "parameterization", "backbone")]
+    names = [word.lower() for word in words if isinstance(word, str)]
+    model = look(config, "model")
+    if "ar" in names or (isinstance(model, dict) and model.get("type") == "autoregressive"):
+        return described("ar", None)
+    kind = next((each for each in ("scdd", "gidd", "mdlm") for name in names if each in name), None)
+    if kind is None and p_u is not None:
+        kind = "gidd" if gidd else "scdd" if p_u > 0 else None
+    if kind is None and not gidd and ("absorbing_state" in names or "subs" in names):
+        kind = "mdlm"
+    if kind is None or (kind != "mdlm" and (p_u is None or not 0 <= p_u < 1)):
+        return None
+    if kind == "mdlm":
+        noise = look(config, "noise")
+        type_ = noise.get("type", "loglinear") if isinstance(noise, dict) else "loglinear"
+        return {"kind": "mdlm", "schedule": {"kind": "masked", "shape": SHAPES[type_]}} if type_ in SHAPES else None
+    exponent = model.get("gamma") if gidd and isinstance(model, dict) else None
+    return described(kind, p_u, exponent if isinstance(exponent, float) else None)

@@ -1,0 +1,118 @@
+"""`scdd convert`: a model from elsewhere as a folder of ours."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from scdd.core.errors import UserError
+
+if TYPE_CHECKING:
+    from scdd.bundle.folder import Bundle
+
+
+def convert(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE",
+            help="A Hugging Face folder or Hub id (owner/name[@revision]) of a llama, mistral, qwen2 or qwen3; a .gguf file "
+            "of one; a .ckpt of SCDD's or MDLM's authors; a folder or Hub id of GIDD's; or a folder of ours.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for the converted model.")],
+    weights: Annotated[
+        str | None,
+        typer.Option(help="How to store them: float32, bfloat16 or int8; default: as the source has them, or float32."),
+    ] = None,
+    process: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KIND[:P_U]",
+            help="What it was trained with, if its files do not say: mdlm, ar, or scdd:0.1 and gidd:0.1 with their p_u.",
+        ),
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="A tokenizer.json, its folder or a Hub id, if none lies beside the source.")
+    ] = None,
+    ema: Annotated[
+        bool, typer.Option(help="Take the averaged weights of the authors' checkpoints, or the raw.")
+    ] = True,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace a model in --out; its other files, README.md too, stay.")
+    ] = False,
+) -> None:
+    """Read a model from elsewhere and write it as a folder that every verb takes as --model.
+
+    Nothing pickled is ever run. Causal language models stay what they are, left to right; training.start_from takes them,
+    converted or not, to go on as diffusion models.
+    """
+    from safetensors import SafetensorError
+
+    from scdd.bundle.convert import Told
+    from scdd.bundle.folder import KINDS, read, write
+    from scdd.cli.export import copy_files, kept_files
+    from scdd.data.tokenizer import TextTokenizer
+
+    if weights is not None and weights not in KINDS:
+        raise UserError(f"--weights {weights} is not known: choose one of {', '.join(KINDS)}.")
+    kept = kept_files(out, force)
+    own = None if tokenizer is None else TextTokenizer.load(tokenizer)
+    with _shown(f"reading {source}"):
+        found = read(source, told=Told(process=process, tokenizer=own, ema=ema))
+    kind = weights or found.kind
+    try:
+        with _shown(f"writing {out}"):
+            write(out, found, found.weights, kind=kind, more=lambda folder: copy_files(kept, folder))
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"--out {out} cannot be written ({error}): make room, or choose another.") from error
+    _summary(found, out, kind)
+
+
+def _shown(what: str) -> Any:
+    """A spinner for work that may take minutes, on a terminal."""
+    if not sys.stderr.isatty():
+        return nullcontext()
+    from rich.console import Console
+
+    return Console(stderr=True).status(what)
+
+
+def _summary(found: Bundle, out: Path, kind: str) -> None:
+    from scdd.bundle.folder import WEIGHTS
+    from scdd.recipe.load import parse
+
+    recipe = parse(found.recipe)
+    count, size = sum(each.numel() for each in found.weights.values()), (out / WEIGHTS).stat().st_size
+    network = found.network or {}
+    shape = ", ".join(f"{name} {network[name]}" for name in ("depth", "width", "heads") if name in network)
+    print(f"{found.folder} → {out}" + (f", step {found.step:,}" if found.step else ""))
+    print(f"  network: {network.get('kind', 'dit')}, {shape}; {count:,} parameters, {size / 1e6:,.2f} MB of {kind}")
+    print(f"  tokenizer: {_tokenizer(found)}")
+    print(f"  process: {_process(recipe.get('process'))}")
+    print(f"  rows: {(recipe.get('data') or {}).get('length')} tokens")
+
+
+def _tokenizer(found: Bundle) -> str:
+    if found.tokenizer is None:
+        name = found.extra.get("tokenizer")
+        there = f"; the checkpoint names {name}" if name else ""
+        return f"none{there}: convert again with --tokenizer, so that it can write text"
+    from scdd.data.tokenizer import TextTokenizer
+
+    own = TextTokenizer(found.tokenizer)
+    chat = ", with a template of chats" if "chat_template" in found.extra else ""
+    return f"{own.size:,} ids, mask {own.mask} ({own.mask_id}), texts from {own.bos} to {own.eos}{chat}"
+
+
+def _process(section: dict[str, Any] | None) -> str:
+    if section is None:
+        return "its files do not say: convert again with --process, for example scdd:0.1 or mdlm"
+    if section["kind"] == "ar":
+        return "ar, left to right; as training.start_from it becomes a diffusion model"
+    p_u = (section.get("schedule") or {}).get("p_u")
+    return str(section["kind"]) + ("" if p_u is None else f", p_u {p_u:g}")

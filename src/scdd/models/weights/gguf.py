@@ -1,0 +1,162 @@
+"""GGUF files: a decoder's shape, weights and tokenizer, under Hugging Face's names.
+
+Weights are dequantised one at a time. llama.cpp turns neighbouring channels where everybody else turns halves, so files
+of architecture llama hold the rows of queries and keys in another order, which is undone here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from scdd.core.errors import UserError, reason
+from scdd.models.weights.files import Lazy, Loader
+
+MAGIC = b"GGUF"
+ARCHITECTURES = ("llama", "qwen2", "qwen3")  # Mistral's files say llama
+_TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_BLOCK = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+}
+_STRETCH = "rope_freqs.weight"  # llama3's rotary scaling, as a divisor for each frequency
+_NAME = re.compile(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)")
+
+
+@dataclass(frozen=True)
+class GgufModel:
+    """What a file says: `config` as a config.json would, `facts` are its metadata."""
+
+    config: dict[str, Any]
+    weights: Lazy
+    facts: Mapping[str, Any]
+
+
+def is_gguf(file: Path) -> bool:
+    """Whether a file begins as GGUF files do."""
+    with open(file, "rb") as handle:
+        return handle.read(len(MAGIC)) == MAGIC
+
+
+def read_gguf(file: Path) -> GgufModel:
+    """A model of one of the architectures."""
+    reader, facts = _opened(file)
+    config = _config(facts, {tensor.name: [int(n) for n in tensor.shape] for tensor in reader.tensors}, file)
+    heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
+    loaders: dict[str, Loader] = {}
+    for tensor in reader.tensors:
+        if tensor.name == _STRETCH:
+            config["rope_scaling"] = _llama3(_loader(tensor, None)(), config, file)
+            continue
+        match = _NAME.fullmatch(tensor.name)
+        known = match is not None and match[2] in (_TOP if match[1] is None else _BLOCK)
+        if match is None or not known:
+            raise UserError(f"{file} has a tensor {tensor.name}, which no network here has: take another model.")
+        name = _TOP[match[2]] if match[1] is None else f"model.layers.{match[1]}.{_BLOCK[match[2]]}"
+        turned = heads.get(match[2]) if config["model_type"] == "llama" else None
+        loaders[f"{name}.{match[3]}"] = _loader(tensor, turned)
+    return GgufModel(config, Lazy(loaders), facts)
+
+
+def metadata(file: Path) -> dict[str, Any]:
+    """Only what a file says beside its weights."""
+    return _opened(file)[1]
+
+
+def _opened(file: Path) -> tuple[Any, dict[str, Any]]:
+    try:
+        from gguf import GGUFReader
+    except ImportError as error:
+        raise UserError(f"{file} needs a package to be read: install scdd[gguf].") from error
+    try:
+        reader = GGUFReader(str(file))
+        return reader, {name: field.contents() for name, field in reader.fields.items()}
+    except Exception as error:  # a damaged file can fail in any way
+        raise UserError(f"{file} cannot be read as a GGUF file ({reason(error)}): fetch it again.") from error
+
+
+def _config(facts: Mapping[str, Any], tensors: Mapping[str, list[int]], file: Path) -> dict[str, Any]:
+    kind = facts.get("general.architecture")
+    if kind not in ARCHITECTURES:
+        raise UserError(f"{file} is of architecture {kind}: {', '.join(ARCHITECTURES)} can be read.")
+
+    def number(name: str, default: Any = None) -> Any:
+        value = facts.get(f"{kind}.{name}", default)
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            raise UserError(f"{file} does not say {kind}.{name} as one number: it is damaged, or of another network.")
+        return value
+
+    heads, width = number("attention.head_count"), number("embedding_length")
+    if heads < 1 or width < 1 or len(tensors.get("token_embd.weight", ())) != 2:
+        raise UserError(f"{file} says {heads} heads and a width of {width}, or has no embedding: it is damaged.")
+    config = {
+        "model_type": kind,
+        "vocab_size": tensors["token_embd.weight"][1],
+        "num_hidden_layers": number("block_count"),
+        "hidden_size": width,
+        "intermediate_size": number("feed_forward_length"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": number("attention.head_count_kv", heads),
+        "head_dim": number("attention.key_length", width // heads),
+        "rms_norm_eps": round(number("attention.layer_norm_rms_epsilon", 1e-5), 10),  # a float32, as it was meant
+        "rope_theta": number("rope.freq_base", 10_000.0),
+        "max_position_embeddings": number("context_length", 2048),
+        "tie_word_embeddings": "output.weight" not in tensors,
+        "attention_bias": kind == "llama" and "blk.0.attn_q.bias" in tensors,
+        "hidden_act": "silu",
+    }
+    if number("rope.dimension_count", config["head_dim"]) != config["head_dim"]:
+        raise UserError(f"{file} turns a part of each head only, which no network here does: take another model.")
+    stretch = facts.get(f"{kind}.rope.scaling.type", "none")
+    if stretch == "linear":
+        config["rope_scaling"] = {"rope_type": "linear", "factor": number("rope.scaling.factor")}
+    elif stretch != "none":
+        raise UserError(f"{file} stretches its rotary positions by {stretch}: linear and llama3's can be read.")
+    return config
+
+
+def _loader(tensor: Any, heads: int | None) -> Loader:
+    def load() -> Tensor:
+        from gguf.quants import dequantize
+
+        try:
+            values = np.array(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
+            if heads is not None:  # [heads, pairs, 2, …] → [heads, 2, pairs, …]
+                apart = values.reshape(heads, -1, 2, *values.shape[1:])
+                values = np.ascontiguousarray(apart.swapaxes(1, 2).reshape(values.shape))
+        except (ValueError, NotImplementedError) as error:
+            raise UserError(f"The tensor {tensor.name} cannot be read ({reason(error)}): take another file.") from error
+        return torch.from_numpy(values)
+
+    return load
+
+
+def _llama3(divisors: Tensor, config: Mapping[str, Any], file: Path) -> dict[str, Any]:
+    """The scaling whose divisors these are: llama.cpp keeps them, and not the four numbers that made them."""
+    scaling = {
+        "rope_type": "llama3", "factor": float(divisors.max()), "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }  # fmt: skip
+    pairs = config["head_dim"] // 2
+    waves = 2 * torch.pi * config["rope_theta"] ** (torch.arange(pairs, dtype=torch.float64) / pairs)
+    smooth = ((8192 / waves - 1.0) / 3.0).clamp(0.0, 1.0)
+    expected = 1 / ((1 - smooth) / scaling["factor"] + smooth)
+    if divisors.shape != expected.shape or not torch.allclose(divisors.double(), expected, rtol=1e-3):
+        raise UserError(f"{file} stretches its rotary positions in a way of its own: take another model.")
+    return scaling

@@ -1,0 +1,87 @@
+"""A diffusion objective in which some rows go on being learnt left to right."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from scdd.core.denoiser import Denoiser
+from scdd.core.types import Head, Vocab
+from scdd.objectives.ar import ArObjective
+from scdd.objectives.base import BatchSlice, Loss, Objective, Reduce
+from scdd.objectives.diffusion import DiffusionObjective
+from scdd.processes.autoregressive import Autoregressive
+
+
+class TwoSided(Denoiser, Protocol):
+    """What is asked of the network beyond `Denoiser`: to see, for one call, only what is before each token."""
+
+    def hidden(
+        self, z_t: Tensor, t: Tensor | None = None, documents: Tensor | None = None, *, lookahead: int | None = None
+    ) -> Tensor:
+        """Each token sees so many tokens to its right."""
+        ...
+
+
+class Causally:
+    """A two-sided network as the left-to-right one that it also is."""
+
+    def __init__(self, network: TwoSided) -> None:
+        self.network = network
+        self.vocab: Vocab = network.vocab
+
+    @property
+    def head(self) -> Head:
+        """The network's."""
+        return self.network.head
+
+    def hidden(self, z_t: Tensor, t: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
+        """Each token sees what is before it."""
+        return self.network.hidden(z_t, t, documents, lookahead=0)
+
+    def logits(self, z_t: Tensor, t: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
+        """Nobody asks for them in training."""
+        raise NotImplementedError
+
+
+class MixedObjective(Objective):
+    """The last `share` of each global batch's rows by next-token cross-entropy, the others by the diffusion objective.
+
+    Neither ranks nor micro-batches change which rows these are, and every token weighs alike. What is reported, while
+    training and in validation, is the diffusion objective alone.
+    """
+
+    def __init__(self, diffusion: DiffusionObjective, share: float) -> None:
+        self.diffusion, self.share, self.process = diffusion, share, diffusion.process
+        self.ar = ArObjective(Autoregressive(self.process.vocab), diffusion.impl)
+
+    def loss(self, network: Any, tokens: Tensor, documents: Tensor | None, part: BatchSlice) -> Loss:
+        """Both losses, each on its rows."""
+        noised = part.total - round(self.share * part.total) - part.first  # rows before these are
+        noised = min(max(noised, 0), part.count)
+        if noised == part.count:
+            return self.diffusion.loss(network, tokens, documents, part)
+        last = None if documents is None else documents[noised:]
+        read = self.ar.loss(Causally(network), tokens[noised:], last, part.cut(noised, part.count - noised))
+        if not noised:
+            return Loss(read.total, read.nats[:0], read.tokens[:0])
+        first = None if documents is None else documents[:noised]
+        loss = self.diffusion.loss(network, tokens[:noised], first, part.cut(0, noised))
+        return loss._replace(total=loss.total + read.total)
+
+    def evaluate(self, network: Denoiser, tokens: Tensor, documents: Tensor | None, part: BatchSlice) -> Loss:
+        """The diffusion objective's."""
+        return self.diffusion.evaluate(network, tokens, documents, part)
+
+    def end_step(self, reduce: Reduce) -> None:
+        """The diffusion objective's."""
+        self.diffusion.end_step(reduce)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The diffusion objective's."""
+        return self.diffusion.state_dict()
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """See `state_dict`."""
+        self.diffusion.load_state_dict(state)

@@ -1,0 +1,240 @@
+"""`scdd convert` on the authors' checkpoints: the same logits, their own process, and nothing pickled is run."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+import scdd
+from scdd.bundle.folder import read
+from scdd.cli.main import main
+from scdd.core.types import padded
+from scdd.data.tokenizer import TextTokenizer
+from scdd.processes.gidd import GIDD
+from scdd.processes.mdlm import MDLM
+from scdd.processes.scdd import SCDD
+from tests import tiny
+from tests.reference_network import State, logits, random_state
+from tests.test_bundle_convert import Payload, node, prefixed
+
+HEADS = 2
+T = torch.tensor([0.05, 0.97], dtype=torch.float64)
+Convert = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def convert(capsys: pytest.CaptureFixture[str]) -> Convert:
+    def call(*args: str | Path) -> tuple[int, str, str]:
+        code = main(["convert", *map(str, args)])
+        return code, *capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def foreign_tokenizer() -> str:
+    """A byte-level BPE as transformers saves GPT-2's with a mask and padding added."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=270, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator([tiny.TEXT * 20], trainer)
+    tokenizer.add_special_tokens(["[PAD]", "[MASK]"])
+    return str(tokenizer.to_str())
+
+
+def weights(rows: int, seed: int = 0) -> State:
+    return random_state(rows=rows, width=16, depth=2, cond=8, heads=HEADS, seed=seed)
+
+
+def tokens(size: int) -> torch.Tensor:
+    return torch.randint(0, size, (2, 9), generator=torch.Generator().manual_seed(0))
+
+
+def close(lm: Any, z: torch.Tensor, expected: torch.Tensor) -> bool:
+    """The same logits of every token but the mask, which is −inf in ours."""
+    ours, size = lm.network.logits(z, T), lm.tokenizer.size
+    keep = torch.arange(size) != lm.tokenizer.mask_id
+    return bool((ours[..., keep] - expected[..., :size][..., keep]).abs().max() <= 1e-4)
+
+
+def lightning(file: Path, state: State, config: dict[str, Any] | None, **more: Any) -> Path:
+    """A checkpoint of the reference code, its configuration an omegaconf tree of classes that nobody has here."""
+    shadow = [value for name, value in state.items() if "rotary" not in name]
+    content = {
+        "global_step": 77,
+        "state_dict": prefixed({name: torch.zeros_like(value) for name, value in state.items() if "rotary" not in name})
+        | {f"backbone.{name}": value for name, value in state.items() if "rotary" in name},
+        "ema": {"decay": 0.9999, "shadow_params": shadow},
+        **({} if config is None else {"hyper_parameters": {"config": node(config)}}),
+        **more,
+    }
+    torch.save(content, file)
+    sys.modules.pop("vanishing", None)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("config", "kind", "p_u"),
+    [
+        ({"diffusion": "absorbing_state", "noise": {"type": "loglinear"}, "model": {"length": 24}}, MDLM, None),
+        ({"diffusion": "scdd", "noise": {"p_uniform": 0.1}, "model": {"length": 24}}, SCDD, 0.1),
+        ({"diffusion": "absorbing_state", "p_u": 0.05, "model": {"length": 24}}, SCDD, 0.05),
+    ],
+)
+def test_a_lightning_checkpoint_of_scdd_or_mdlm(
+    convert: Convert, tmp_path: Path, config: dict[str, Any], kind: type, p_u: float | None
+) -> None:
+    own = tiny.tokenizer()
+    state = weights(own.size)
+    file = lightning(tmp_path / "last.ckpt", state, config)
+    own.save(tmp_path / "vocabulary.json")
+    code, out, err = convert(file, "--out", tmp_path / "m", "--tokenizer", tmp_path / "vocabulary.json")
+    assert (code, err) == (0, "")
+    assert "step 77" in out
+    lm = scdd.load(tmp_path / "m", device="cpu")
+    assert isinstance(lm.process, kind)
+    assert p_u is None or lm.process.schedule.p_u == p_u  # type: ignore[attr-defined]
+    assert lm.context == 24
+    z = tokens(own.size)
+    assert close(lm, z, logits(state, z, torch.zeros(2), HEADS))
+    assert lm.generate(1, steps=2)[0].text is not None
+
+
+def test_gidds_folder(
+    convert: Convert, tmp_path: Path, foreign_tokenizer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "gidd"
+    folder.mkdir()
+    size = max(Tokenizer.from_str(foreign_tokenizer).get_vocab(with_added_tokens=True).values()) + 1
+    state = weights(padded(size), seed=3)
+    del state["rotary_emb.inv_freq"]
+    state |= {f"rotary_emb.{name}": torch.zeros(1, 20, 3, 1, 8) for name in ("cos_cached", "sin_cached")}
+    save_file(state | {"logit_bias": torch.full((1, 1, 1), 0.7)}, folder / "model.safetensors")
+    (folder / "tokenizer.json").write_text(foreign_tokenizer)
+    (folder / "config.json").write_text(json.dumps({"model_type": "dit", "p_uniform": 0.1, "max_seq_len": 20}))
+
+    code, out, err = convert(folder, "--out", tmp_path / "m")
+    assert (code, err) == (0, "")
+    assert "gidd, p_u 0.1" in out
+    z = tokens(size)
+    expected = logits(state, z, T, HEADS).scatter_add(-1, z[..., None], torch.full((2, 9, 1), 0.7))
+    for source in (tmp_path / "m", folder):  # every verb takes the foreign folder, too
+        lm = scdd.load(source, device="cpu")
+        assert isinstance(lm.process, GIDD)
+        assert lm.process.schedule.p_u == 0.1  # type: ignore[attr-defined]
+        assert (lm.context, lm.tokenizer.mask, lm.tokenizer.bos) == (20, "[MASK]", "<|endoftext|>")
+        assert close(lm, z, expected)
+
+    (tmp_path / "text.txt").write_text(tiny.TEXT * 4)
+    (folder / "config.json").write_text("{}")
+    assert "do not say" in convert(folder, "--out", tmp_path / "unsaid")[1]
+    for model in (tmp_path / "m", folder, f"{tmp_path / 'unsaid'},process=gidd:0.1"):
+        arguments = ["--model", model, "--text", tmp_path / "text.txt", "--out", tmp_path / "r", "--looks", 2]
+        assert main(["eval", "likelihood", *map(str, arguments), "--device", "cpu"]) == (2 if model == folder else 0)
+    assert main(["report", str(tmp_path / "r"), "--out", str(tmp_path / "r.html")]) == 0, capsys.readouterr().err
+
+
+def test_what_the_files_do_not_say_is_asked_for(convert: Convert, tmp_path: Path) -> None:
+    own = tiny.tokenizer()
+    file = lightning(tmp_path / "last.ckpt", weights(own.size), None)
+    own.save(tmp_path)  # beside it
+    code, out, err = convert(file, "--out", tmp_path / "m")
+    assert (code, err) == (0, "")
+    assert "do not say: convert again with --process" in out
+    assert "512 tokens" in out
+    for wrong, word in (("scdd", "p_u"), ("scdd:3", "p_u"), ("mdlm:0.1", "p_u"), ("cat", "choose one")):
+        code, out, err = convert(file, "--out", tmp_path / "n", "--process", wrong)
+        assert (code, out) == (2, "")
+        assert err.startswith(f"error: --process {wrong}")
+        assert word in err
+        assert not (tmp_path / "n").exists()
+    assert convert(file, "--out", tmp_path / "n", "--process", "scdd:0.3")[0] == 0
+    process = scdd.load(tmp_path / "n", device="cpu").process
+    assert isinstance(process, SCDD)
+    assert process.schedule.p_u == 0.3  # type: ignore[attr-defined]
+
+
+def test_raw_weights_and_kinds_of_storage(convert: Convert, tmp_path: Path) -> None:
+    file = lightning(tmp_path / "last.ckpt", weights(60), {"p_u": 0.2})
+    assert convert(file, "--out", tmp_path / "raw", "--no-ema", "--weights", "bfloat16")[0] == 0
+    raw = read(tmp_path / "raw")
+    assert raw.kind == "bfloat16"
+    assert float(raw.weights["embedding.weight"].abs().max()) == 0
+    code, _, err = convert(file, "--out", tmp_path / "raw")
+    assert code == 2
+    assert "--force" in err
+    assert convert(file, "--out", tmp_path / "raw", "--force")[0] == 0
+    assert float(read(tmp_path / "raw").weights["embedding.weight"].abs().max()) > 0
+    assert convert(file, "--out", tmp_path / "x", "--weights", "int4")[0] == 2
+    assert "none: convert again with --tokenizer" in convert(file, "--out", tmp_path / "y")[1]
+
+
+def test_pickled_code_is_refused_or_passed_over(convert: Convert, tmp_path: Path) -> None:
+    marker = tmp_path / "owned"
+    attack = Payload(os.system, f"touch {marker}")
+    torch.save(attack, tmp_path / "evil.ckpt")
+    code, out, err = convert(tmp_path / "evil.ckpt", "--out", tmp_path / "m")
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert "holds no weights" in err
+    file = lightning(tmp_path / "last.ckpt", weights(60), {"p_u": 0.2}, callbacks=attack)
+    assert convert(file, "--out", tmp_path / "m")[0] == 0
+    assert not marker.exists()
+
+
+def test_what_cannot_be_read_is_told_what_can(convert: Convert, tmp_path: Path) -> None:
+    folder = tmp_path / "bert"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "bert"}')
+    for prepare in (lambda: None, lambda: save_file({"a": torch.ones(2)}, folder / "model.safetensors")):
+        prepare()
+        code, out, err = convert(folder, "--out", tmp_path / "m")
+        assert (code, out) == (2, "")
+        assert "bert" in err
+        assert "llama, mistral, qwen2, qwen3" in err
+    (tmp_path / "notes.txt").write_text("hello")
+    assert "what can be read" in convert(tmp_path / "notes.txt", "--out", tmp_path / "m")[2]
+    (folder / "config.json").write_text('{"model_type": ' + " " * (17 << 20))
+    assert "larger than 16 MiB" in convert(folder, "--out", tmp_path / "m")[2]
+    assert "no complete checkpoint" in convert(tmp_path, "--out", tmp_path / "m")[2]
+
+
+def test_a_folder_of_ours_passes_through(convert: Convert, tmp_path: Path) -> None:
+    ours = tiny.checkpoint(tmp_path / "ours")
+    assert convert(ours, "--out", tmp_path / "m")[0] == 0
+    before, after = read(ours), read(tmp_path / "m")
+    assert (before.recipe, before.vocab_hash) == (after.recipe, after.vocab_hash)
+    assert all(torch.equal(before.weights[name], after.weights[name]) for name in before.weights)
+    code, _, err = convert(ours, "--out", tmp_path / "n", "--process", "mdlm")
+    assert code == 2
+    assert "says itself" in err
+
+
+def test_a_mask_is_a_known_one_then_a_free_one_then_an_added_one() -> None:
+    def made(*special: str, **ends: str) -> TextTokenizer:
+        tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1, "[UNK]": 2}, unk_token="[UNK]"))
+        tokenizer.add_special_tokens(list(special))
+        return TextTokenizer.completed(tokenizer.to_str(), **ends)
+
+    reserved = made(
+        "<|begin_of_text|>", "<|end_of_text|>", "<|reserved_special_token_1|>", "<|reserved_special_token_0|>"
+    )
+    assert (reserved.mask, reserved.added) == ("<|reserved_special_token_1|>", 0)  # the lowest id
+    assert (reserved.bos, reserved.eos) == ("<|begin_of_text|>", "<|end_of_text|>")
+    assert made("<s>", "<mask>", "<unused0>").mask == "<mask>"
+    chat = made("<|endoftext|>", "<|im_start|>", "<|im_end|>", bos="<|im_start|>", eos="<|im_end|>")
+    assert (chat.bos, chat.eos, chat.mask, chat.mask_id, chat.added) == (*["<|endoftext|>"] * 2, "[MASK]", 6, 1)
+    assert made("<a>", "<b>", bos="<a>", eos="<b>").bos == "<a>"
