@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import asdict
@@ -169,6 +170,26 @@ def test_weights_keep_their_names_and_come_back_unchanged(place: Path) -> None:
         assert all(torch.equal(ours[key].float(), value) for key, value in theirs.items())
         assert {value.dtype for value in ours.values()} == {getattr(torch, kind)}
         assert json.loads((place / name / "config.json").read_text())["torch_dtype"] == kind
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_what_transformers_saves_comes_back(place: Path, name: str, tmp_path: Path) -> None:
+    first, back = package.load(place / name, device="cpu"), package.load(place / f"again-{name}", device="cpu")
+    assert back.network.description() == first.network.description()
+    assert (repr(back.process), back.sampling, back.context) == (repr(first.process), first.sampling, first.context)
+    assert back.tokenizer.encode(TEXT) == first.tokenizer.encode(TEXT)
+    weights = first.network.state_dict()
+    assert all(torch.equal(value, weights[key]) for key, value in back.network.state_dict().items())
+    shutil.copytree(place / f"again-{name}", tmp_path / "other")
+    facts = json.loads((tmp_path / "other" / "config.json").read_text())
+    for change, said in (
+        ({"network": {**facts["network"], "kind": "import", "target": "os:system"}}, "kind import"),
+        ({"network": 7}, "does not say network"),
+        ({"vocab_size": 7}, "do not agree"),
+    ):
+        (tmp_path / "other" / "config.json").write_text(json.dumps({**facts, **change}))
+        with pytest.raises(package.UserError, match=said):
+            package.load(tmp_path / "other", device="cpu")
 
 
 @pytest.mark.parametrize("name", ["causal", "llama-causal"])

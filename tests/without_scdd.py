@@ -48,6 +48,7 @@ def attempt(case: dict[str, Any], inputs: dict[str, torch.Tensor], place: Path) 
     again = auto.from_pretrained(place, trust_remote_code=True)
     found["again"] = again(ids, **told).logits
     tokenizer = transformers.AutoTokenizer.from_pretrained(case["folder"])
+    tokenizer.save_pretrained(place)
     found["text"] = tokenizer(case["text"]).input_ids
     found["tokens"] = [getattr(tokenizer, f"{role}_token") for role in ("bos", "eos", "mask", "pad")]
     exec(case["code"], {})  # what the card shows

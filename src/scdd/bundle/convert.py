@@ -13,6 +13,7 @@ from torch import Tensor
 
 from scdd.bundle import folder as bundle
 from scdd.bundle.folder import CURE, META, RECIPE, TOKENIZER, Bundle
+from scdd.bundle.huggingface import MODEL_TYPE, saved
 from scdd.bundle.said import described, named, said
 from scdd.core.errors import UserError
 from scdd.core.files import CONFIG_LIMIT, read_json, read_text
@@ -70,6 +71,8 @@ def _in_folder(folder: Path, told: Told) -> Bundle:
     kind = _model_type(folder)
     if kind in DECODERS:
         return _decoder_folder(folder, told)
+    if kind == MODEL_TYPE:
+        return saved(folder, told.tokenizer)
     files = [folder / name for name in CANDIDATES if (folder / name).is_file()]
     files = files[:1] or sorted(folder.glob("*.gguf")) or sorted(folder.glob("*.ckpt"))
     if len(files) > 1:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from scdd.bundle.convert import CONFIG, DECODERS
 from scdd.bundle.folder import CARD, FILES, META, TOKENIZER, WEIGHTS
+from scdd.bundle.huggingface import MODEL_TYPE
 from scdd.core.errors import UserError, reason
 from scdd.core.files import read_json
 
@@ -51,6 +52,6 @@ def download(source: str) -> Path:
 
 
 def _readable(folder: Path) -> bool:
-    """Whether a config.json is of a model that can be read: of the Llama family, or GIDD's."""
+    """Whether a config.json is of a model that can be read: of the Llama family, ours as transformers saves it, or GIDD's."""
     config = read_json(folder / CONFIG)
-    return config.get("model_type") in DECODERS or "p_uniform" in config
+    return config.get("model_type") in (*DECODERS, MODEL_TYPE) or "p_uniform" in config

@@ -12,14 +12,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scdd.bundle.folder import ASSETS, Identity
+import torch
+
+from scdd.bundle.folder import ASSETS, CURE, TOKENIZER, Bundle, Identity
 from scdd.core.errors import UserError
+from scdd.core.files import read_json
+from scdd.data.tokenizer import TextTokenizer
 
 CODE = ("configuration_scdd.py", "modeling_scdd.py", "network_scdd.py", "sampling_scdd.py")
 CONFIG = "config.json"
 WRITTEN = (CONFIG, "generation_config.json", "tokenizer_config.json", "special_tokens_map.json", *CODE)
 """Every file that `write_files` may write."""
 MODEL_TYPE = "scdd"
+UNKNOWN = "unknown"  # the process of a model that does not say it
 NETWORKS = ("dit", "llama")
 WEIGHTS_KINDS = ("float32", "bfloat16")
 
@@ -81,7 +86,8 @@ def write_files(folder: Path, sheet: Sheet) -> None:
         "model_input_names": ["input_ids", "attention_mask"],
         "clean_up_tokenization_spaces": False,
     }
-    _write(folder / "tokenizer_config.json", {**settings, **names})
+    chat = sheet.identity.extra.get("chat_template")
+    _write(folder / "tokenizer_config.json", {**settings, **names, **({"chat_template": chat} if chat else {})})
     if sheet.causal:
         _write(folder / "generation_config.json", {**_ids(sheet), "use_cache": False})
 
@@ -114,6 +120,47 @@ def is_written(folder: Path) -> bool:
     except (OSError, ValueError):
         return False
     return isinstance(found, dict) and found.get("model_type") == MODEL_TYPE
+
+
+def saved(folder: Path, tokenizer: TextTokenizer | None = None) -> Bundle:
+    """What `save_pretrained` wrote of a model that came from here, perhaps after more training, as a bundle in memory."""
+    from scdd.models.weights.files import weights_of
+
+    place, facts, stored = folder / CONFIG, read_json(folder / CONFIG), weights_of(folder)
+    if stored is None:
+        raise UserError(f"{folder} has a {CONFIG} and no weights (model.safetensors): fetch it again.")
+    if tokenizer is None and not (folder / TOKENIZER).is_file():
+        raise UserError(f"{folder} has no {TOKENIZER}: save the tokenizer there too, or name it.", "tokenizer")
+    tokenizer = tokenizer or TextTokenizer.from_file(folder)
+    network, process, sampling, length = (
+        facts.get(name) for name in ("network", "process", "sampling", "max_position_embeddings")
+    )
+    if not isinstance(network, dict) or not isinstance(process, dict) or not isinstance(length, int):
+        raise UserError(f"{place} does not say network, process and max_position_embeddings: {CURE}.")
+    check(network, WEIGHTS_KINDS[0])
+    if (facts.get("vocab_size"), facts.get("mask_token_id")) != (tokenizer.size, tokenizer.mask_id):
+        raise UserError(
+            f"{place} and {TOKENIZER} do not agree in their ids: use the tokenizer that came with the model."
+        )
+    weights = {name: stored[name] for name in stored}
+    halved = all(tensor.dtype == torch.bfloat16 for tensor in weights.values())
+    known = process.get("kind") != UNKNOWN
+    sections = {
+        "name": folder.name,
+        "data": {"length": length},
+        "model": {"kind": "pretrained"},
+        **({"process": process, "sampling": sampling or {}} if known else {}),
+    }
+    return Bundle(
+        folder=folder,
+        # YAML, of which JSON is a part
+        recipe="".join(f"{name}: {json.dumps(content, ensure_ascii=False)}\n" for name, content in sections.items()),
+        vocab=tokenizer.vocab,
+        tokenizer=tokenizer.to_str(),
+        network=network,
+        weights={name: tensor.float() for name, tensor in weights.items()},
+        kind="bfloat16" if halved else "float32",
+    )
 
 
 def _ids(sheet: Sheet) -> dict[str, int]:

@@ -11,7 +11,7 @@ import yaml
 
 from scdd.bundle.card import card
 from scdd.bundle.folder import CARD, FOREIGN, Bundle, read, write
-from scdd.bundle.huggingface import Sheet, Specials, check, write_files
+from scdd.bundle.huggingface import UNKNOWN, Sheet, Specials, check, write_files
 from scdd.bundle.upload import check_upload, upload
 from scdd.core.errors import UserError
 from scdd.data.tokenizer import TextTokenizer
@@ -37,7 +37,7 @@ def sheet_of(source: Bundle, name: str, kind: str) -> Sheet:
         identity=source,
         specials=Specials(**ends, pad=tokenizer.padding or ends["eos"]),
         context=spec.length if spec is not None else row_length(source.recipe) or CONTEXT,
-        process=asdict(spec.process) if spec is not None and known else {"kind": "unknown"},
+        process=asdict(spec.process) if spec is not None and known else {"kind": UNKNOWN},
         sampling=asdict(spec.sampling) if spec is not None else {},
         name=name,
         kind=kind,
