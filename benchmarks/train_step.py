@@ -6,6 +6,8 @@ python benchmarks/train_step.py --network llama --micro 64  # SmolLM2-135M, 256 
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -52,7 +54,8 @@ class Setup:
             if not parameter.detach().any():
                 torch.nn.init.normal_(parameter, std=0.02)
         if args.device == "cuda" and not args.eager:
-            compile_network(self.model, options={"triton.cudagraphs": True} if args.cudagraphs else {})
+            for part in self.model.layers() if args.blocks else [self.model]:
+                compile_network(part, options={"triton.cudagraphs": True} if args.cudagraphs else {})
         options = OptimiserOptions(steps=100_000, warmup_steps=10)
         self.optimiser = Optimiser(self.model.named_parameters(), options)
         self.average = MovingAverage(self.model)
@@ -141,6 +144,7 @@ def main() -> None:
     args.add_argument("--depth", type=int, default=0, help="blocks; default: as many as the size has")
     args.add_argument("--impl", default="auto", help="of ops.elbo")
     args.add_argument("--eager", action="store_true", help="compile nothing")
+    args.add_argument("--blocks", action="store_true", help="compile block by block: sooner ready, more launches")
     args.add_argument("--cudagraphs", action="store_true", help="replay the compiled passes as CUDA graphs")
     args.add_argument("--only", default="", help="measure only the steps whose name contains this, and the plain one")
     args.add_argument("--attention", default="", help="cudnn, flash or efficient first; default: as torch chooses")
@@ -167,9 +171,11 @@ def main() -> None:
     works = {name: work for name, work in works.items() if args.only in name or name.startswith("plain")}
     lines = []
     for name, work in works.items():
+        began = time.perf_counter()
         work()
         if not setup.norm.isfinite():
             raise SystemExit(f"{name}: the gradient's norm is {setup.norm.item()}; a broken step is not worth timing")
+        print(f"{name}: first step after {time.perf_counter() - began:.1f} s", file=sys.stderr)
         lines.append(result(name, measure(work, args.device, args.repeats), tokens, flops(setup), rate))
     lines.append(result("plain cross-entropy, again", measure(works[lines[0].name], args.device, args.repeats), tokens))
     report(
