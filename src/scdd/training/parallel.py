@@ -147,7 +147,7 @@ class Parallel:
     def forward(self, tokens: Tensor, documents: Tensor | None, part: BatchSlice) -> Loss:
         """The loss of this slice, to call `backward` on."""
         if self.replayed:
-            torch.compiler.cudagraph_mark_step_begin()
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         loss: Loss = (self._ddp or self.module)(tokens, documents, part)
         return loss
 
@@ -162,7 +162,7 @@ class Parallel:
     def report(self, tokens: Tensor, documents: Tensor | None, part: BatchSlice) -> Loss:
         """The number to report, without gradients."""
         if self.replayed:
-            torch.compiler.cudagraph_mark_step_begin()
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         with torch.no_grad():
             loss: Loss = self.module(tokens, documents, part, report=True)
         return loss
