@@ -6,6 +6,8 @@ python benchmarks/train_step.py --network llama --micro 64  # SmolLM2-135M, 256 
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -17,7 +19,7 @@ from torch.nn import functional as F
 from common import matmul_rate, measure, parser, report, result
 from scdd.core import Vocab
 from scdd.core.types import padded
-from scdd.models import llama
+from scdd.models import attention, llama
 from scdd.models.compiled import compile_network
 from scdd.models.dit import DiT
 from scdd.models.options import DECODERS, SIZES
@@ -52,9 +54,11 @@ class Setup:
             if not parameter.detach().any():
                 torch.nn.init.normal_(parameter, std=0.02)
         if args.device == "cuda" and not args.eager:
-            compile_network(self.model, options={"triton.cudagraphs": True} if args.cudagraphs else {})
+            chosen = {"triton.cudagraphs": args.cudagraphs, "max_autotune_gemm": args.autotune}
+            for part in self.model.layers() if args.blocks else [self.model]:
+                compile_network(part, options={name: True for name, wanted in chosen.items() if wanted})
         options = OptimiserOptions(steps=100_000, warmup_steps=10)
-        self.optimiser = Optimiser(self.model.named_parameters(), options)
+        self.optimiser = Optimiser(self.model.named_parameters(), options, keep_gradients=args.cudagraphs)
         self.average = MovingAverage(self.model)
         shape = (args.batch, args.length)
         self.tokens = self.vocab.token(torch.randint(self.vocab.K, shape, device=args.device))
@@ -79,6 +83,7 @@ def network(args: Any, vocab: Vocab) -> Any:
     if args.network == "dit":
         return DiT(shape, vocab)
     llama.Block.mlp_impl, llama.Norm.impl = args.mlp, args.norm
+    attention.GROUPED[args.device] = args.groups or attention.GROUPED[args.device]
     made = llama.Llama(shape, vocab)
     made.recompute = args.recompute
     return made
@@ -93,6 +98,7 @@ def diffusion_step(setup: Setup, process: Process, steps: int | None, impl: str)
     def work() -> None:
         for part in setup.parts():
             tokens = setup.tokens[part.first : part.first + part.count]
+            torch.compiler.cudagraph_mark_step_begin()
             objective.loss(setup.model, tokens, None, part).total.backward()
         setup.finish()
 
@@ -112,6 +118,7 @@ def plain_step(setup: Setup) -> Callable[[], None]:
     def work() -> None:
         for part in setup.parts():
             x = setup.tokens[part.first : part.first + part.count]
+            torch.compiler.cudagraph_mark_step_begin()
             hidden = setup.model.hidden(x, torch.zeros(x.shape[0], device=x.device))
             (compiled(hidden.flatten(0, 1), x, head.weight, head.bias) * (part.count / part.total)).backward()
         setup.finish()
@@ -141,11 +148,14 @@ def main() -> None:
     args.add_argument("--depth", type=int, default=0, help="blocks; default: as many as the size has")
     args.add_argument("--impl", default="auto", help="of ops.elbo")
     args.add_argument("--eager", action="store_true", help="compile nothing")
+    args.add_argument("--blocks", action="store_true", help="compile block by block: sooner ready, more launches")
     args.add_argument("--cudagraphs", action="store_true", help="replay the compiled passes as CUDA graphs")
+    args.add_argument("--autotune", action="store_true", help="let the compiler try its own matrix products, too")
     args.add_argument("--only", default="", help="measure only the steps whose name contains this, and the plain one")
     args.add_argument("--attention", default="", help="cudnn, flash or efficient first; default: as torch chooses")
     args.add_argument("--mlp", default="auto", help="llama: impl of ops.swiglu")
     args.add_argument("--norm", default="auto", help="llama: impl of ops.norm")
+    args.add_argument("--groups", default="", help="llama: native, fold or repeat, see models.attention.GROUPED")
     args.add_argument("--recompute", action="store_true", help="llama: compute blocks again in the backward pass")
     args = args.parse_args()
     for name, value in DEFAULTS[args.network].items():
@@ -167,9 +177,11 @@ def main() -> None:
     works = {name: work for name, work in works.items() if args.only in name or name.startswith("plain")}
     lines = []
     for name, work in works.items():
+        began = time.perf_counter()
         work()
         if not setup.norm.isfinite():
             raise SystemExit(f"{name}: the gradient's norm is {setup.norm.item()}; a broken step is not worth timing")
+        print(f"{name}: first step after {time.perf_counter() - began:.1f} s", file=sys.stderr)
         lines.append(result(name, measure(work, args.device, args.repeats), tokens, flops(setup), rate))
     lines.append(result("plain cross-entropy, again", measure(works[lines[0].name], args.device, args.repeats), tokens))
     report(

@@ -158,7 +158,8 @@ def trainer(
     _require_lookahead(spec, net)
     net.compute_dtype = torch.bfloat16 if training.precision == "bf16" else None
     module = LossModule(net, minimised, world.size, training.grow_attention).to(world.device)
-    parallel = Parallel(module, world, compile=training.compile and world.device.type == "cuda")
+    compile = training.compile and world.device.type == "cuda"
+    parallel = Parallel(module, world, compile, training.cuda_graphs)
     with at("data"):
         blocks = cut(data.train, data.length, data.packing)
     with at("training"):

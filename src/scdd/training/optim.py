@@ -69,7 +69,9 @@ class Optimiser:
         options: OptimiserOptions,
         matrices: Collection[str] = (),
         impl: str = "auto",
+        keep_gradients: bool = False,
     ) -> None:
+        """`keep_gradients` adds gradients to the same tensors in every step, as passes that are replayed need it."""
         self.options, self.impl = options, impl
         self.parameters = {name: p for name, p in parameters if p.requires_grad}
         inner = {name: p for name, p in self.parameters.items() if options.muon and name in matrices}
@@ -77,6 +79,9 @@ class Optimiser:
         self.outer = [name for name in self.parameters if name not in inner]
         self.first = {name: torch.zeros_like(self.parameters[name]) for name in self.outer}
         self.second = {name: torch.zeros_like(self.parameters[name]) for name in self.outer}
+        self.keep_gradients = keep_gradients
+        for p in self.parameters.values() if keep_gradients else ():
+            p.grad = torch.zeros_like(p)
 
     def learning_rate_at(self, step: float) -> float:
         """AdamW's at step 0, 1, 2, …: a linear warm-up, then a cosine down to the final fraction of the peak at the end."""
@@ -107,8 +112,11 @@ class Optimiser:
                 average.update(self.muon.matrices, share)
         rates = Rates(rate, options.betas, options.epsilon, options.weight_decay, step + 1, share)
         update(self._slots(average), scale, rates, self.impl)
-        for p in self.parameters.values():
-            p.grad = None
+        if self.keep_gradients:
+            torch._foreach_zero_(gradients)
+        else:
+            for p in self.parameters.values():
+                p.grad = None
         return norm
 
     def _slots(self, average: MovingAverage | None) -> Slots:

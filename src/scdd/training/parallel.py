@@ -128,12 +128,14 @@ class LossModule(nn.Module):
 class Parallel:
     """A loss module shared among ranks."""
 
-    def __init__(self, module: LossModule, world: World, compile: bool = False) -> None:
+    def __init__(self, module: LossModule, world: World, compile: bool = False, graphs: bool = False) -> None:
         self.world, self.module = world, module
+        self.replayed = compile and graphs and world.kind == "none"
         layers = module.network.layers()
         if compile:
+            options = {"triton.cudagraphs": True} if self.replayed else {}
             for part in layers if world.kind == "fsdp" else [module.network]:
-                compile_network(part, fullgraph=module.network.whole_graph)
+                compile_network(part, fullgraph=module.network.whole_graph, options=options)
         self._ddp: nn.parallel.DistributedDataParallel | None = None
         if world.kind == "ddp":
             self._ddp = nn.parallel.DistributedDataParallel(
@@ -144,6 +146,8 @@ class Parallel:
 
     def forward(self, tokens: Tensor, documents: Tensor | None, part: BatchSlice) -> Loss:
         """The loss of this slice, to call `backward` on."""
+        if self.replayed:
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         loss: Loss = (self._ddp or self.module)(tokens, documents, part)
         return loss
 
@@ -157,6 +161,8 @@ class Parallel:
 
     def report(self, tokens: Tensor, documents: Tensor | None, part: BatchSlice) -> Loss:
         """The number to report, without gradients."""
+        if self.replayed:
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         with torch.no_grad():
             loss: Loss = self.module(tokens, documents, part, report=True)
         return loss

@@ -70,7 +70,8 @@ class Trainer:
         self.parallel, self.loader, self.checkpoints, self.options = parallel, loader, checkpoints, options
         self.world, self.module, self.objective = parallel.world, parallel.module, parallel.module.objective
         parameters = self.module.named_parameters()
-        self.optimiser = Optimiser(parameters, options, self.module.hidden_matrices())
+        matrices = self.module.hidden_matrices()
+        self.optimiser = Optimiser(parameters, options, matrices, keep_gradients=parallel.replayed)
         self.average = MovingAverage(self.module, options.ema) if options.ema > 0 else None
         self.validation = validation
         self.sampler: Callable[[], list[str]] | None = None  # texts to be logged now and then

@@ -1,0 +1,113 @@
+"""A share of rows read left to right, and attention that grows: what they change, and what they must not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from scdd.assemble import training as build
+from scdd.core import UserError, Vocab
+from scdd.models.llama import Llama
+from scdd.models.options import LlamaConfig
+from scdd.objectives.ar import ArObjective
+from scdd.objectives.base import BatchSlice
+from scdd.objectives.diffusion import DiffusionObjective
+from scdd.objectives.mixed import Causally, MixedObjective
+from scdd.objectives.options import ElboOptions
+from scdd.processes.autoregressive import Autoregressive
+from scdd.processes.scdd import SCDD
+from scdd.recipe.load import loads
+from scdd.schedules.peaked import Peaked
+from scdd.training.parallel import LossModule, World
+
+VOCAB = Vocab(11, 10)
+SHAPE = LlamaConfig(depth=2, width=16, heads=2, kv_heads=1, head_width=8, mlp_width=24)
+TOTAL, LENGTH = 8, 6
+
+
+@pytest.fixture
+def network() -> Llama:
+    return Llama(SHAPE, VOCAB, torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def tokens() -> torch.Tensor:
+    return torch.randint(VOCAB.K, (TOTAL, LENGTH), generator=torch.Generator().manual_seed(1))
+
+
+def diffusion() -> DiffusionObjective:
+    return DiffusionObjective(SCDD(VOCAB, Peaked(0.2)), ElboOptions(None))
+
+
+def gradients(network: Llama) -> list[torch.Tensor]:
+    found = [p.grad.clone() for p in network.parameters() if p.grad is not None]
+    network.zero_grad()
+    return found
+
+
+def test_each_loss_on_its_rows(network: Llama, tokens: torch.Tensor) -> None:
+    """A quarter of eight rows: two are read, six are noised as they would be without the others."""
+    whole = BatchSlice(3, 5, 0, TOTAL, TOTAL)
+    mixed = MixedObjective(diffusion(), 0.25).loss(network, tokens, None, whole)
+    noised = diffusion().loss(network, tokens[:6], None, whole.cut(0, 6))
+    read = ArObjective(Autoregressive(VOCAB)).loss(Causally(network), tokens[6:], None, whole.cut(6, 2))
+    assert torch.allclose(mixed.total, noised.total + read.total)
+    assert torch.equal(mixed.nats, noised.nats), "what is reported is the diffusion loss"
+    assert mixed.tokens.sum() == 6 * LENGTH
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_micro_batches_change_nothing(network: Llama, tokens: torch.Tensor, size: int) -> None:
+    objective, whole = MixedObjective(diffusion(), 0.375), BatchSlice(3, 5, 0, TOTAL, TOTAL)
+    objective.loss(network, tokens, None, whole).total.backward()
+    expected = gradients(network)
+    for rows, part in whole.micro_batches(size):
+        objective.loss(network, tokens[rows], None, part).total.backward()
+    for mine, theirs in zip(gradients(network), expected, strict=True):
+        assert torch.allclose(mine, theirs, atol=1e-6)
+
+
+def test_reading_sees_nothing_that_follows(network: Llama, tokens: torch.Tensor) -> None:
+    changed = tokens.clone()
+    changed[:, -1] = (changed[:, -1] + 1) % VOCAB.K
+    seen, other = (Causally(network).hidden(rows) for rows in (tokens, changed))
+    assert torch.equal(seen[:, :-1], other[:, :-1])
+    assert not torch.equal(network.hidden(tokens)[:, :-1], network.hidden(changed)[:, :-1])
+
+
+def test_attention_grows_with_the_step_alone(network: Llama, tokens: torch.Tensor) -> None:
+    module = LossModule(network, diffusion(), grow_attention=4)
+    far = []
+    for step in (0, 1, 2, 3, 4, 9, 2):
+        module(tokens, None, BatchSlice(0, step, 0, TOTAL, TOTAL))
+        far.append(network.lookahead)
+    assert far == [0, 1, 3, 4, None, None, 3]
+    module(tokens, None, BatchSlice(0, 0, 0, TOTAL, TOTAL), report=True)
+    assert network.lookahead == 3, "a validation leaves it as it is"
+
+
+RECIPE = """
+name: tiny
+data: {kind: text, length: 16, vocab_size: 300}
+model: {kind: dit, size: custom, depth: 1, width: 8, heads: 2}
+process: {kind: scdd}
+training: {steps: 2, batch_size: 4}
+"""
+
+
+@pytest.mark.parametrize("change", ["objective.ar_share=0.5", "training.grow_attention=3"])
+def test_a_network_that_cannot_be_told_is_refused(change: str, tmp_path: Path) -> None:
+    spec = loads(RECIPE, overrides=[change])
+    with pytest.raises(UserError, match=rf"{change.partition('=')[0]} needs a two-sided network"):
+        build.trainer(spec, tmp_path / "run", World(), build.corpus(spec))
+
+
+def test_it_trains_from_a_recipe(tmp_path: Path) -> None:
+    shape = "{kind: llama, size: custom, depth: 1, width: 8, heads: 2, kv_heads: 1, mlp_width: 12}"
+    both = ["objective.ar_share=0.5", "training.grow_attention=2", "training.precision=float32"]
+    spec = loads(RECIPE, overrides=[f"model={shape}", *both])
+    trainer = build.trainer(spec, tmp_path / "run", World(), build.corpus(spec))
+    trainer.run()
+    assert trainer.module.network.lookahead is not None, "two steps are not yet past the second"
