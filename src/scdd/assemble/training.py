@@ -156,6 +156,12 @@ def trainer(
             )
         net.requires_grad_(False)
     _require_lookahead(spec, net)
+    if training.recompute:
+        if not hasattr(net, "recompute"):
+            raise UserError(
+                "training.recompute needs a network of kind llama: switch it off, or use a smaller micro_batch_size."
+            )
+        net.recompute = True
     net.compute_dtype = torch.bfloat16 if training.precision == "bf16" else None
     module = LossModule(net, minimised, world.size, training.grow_attention).to(world.device)
     compile = training.compile and world.device.type == "cuda"

@@ -75,6 +75,9 @@ class TrainingOptions(OptimiserOptions, BatchOptions):
     cuda_graphs: bool = False
     """Replay the compiled passes as CUDA graphs, on one GPU: faster for narrow networks of many layers, whose kernels are
     over before the next is launched."""
+    recompute: bool = False
+    """Keep little of the forward pass and compute each block again in the backward pass: a fifth of the memory for a third
+    more time. Needs a network of kind llama."""
     deterministic: bool = False
     """Same bits from run to run, and after resuming, on a GPU as well; slower there. A CPU does so anyway."""
     parallel: Literal["auto", "none", "ddp", "fsdp"] = "auto"
@@ -105,7 +108,17 @@ class TrainingOptions(OptimiserOptions, BatchOptions):
 
 CHANGEABLE = frozenset(
     (
-        *("steps", "max_seconds", "micro_batch_size", "compile", "cuda_graphs", "parallel", "tensorboard", "wandb"),
+        *(
+            "steps",
+            "max_seconds",
+            "micro_batch_size",
+            "compile",
+            "cuda_graphs",
+            "recompute",
+            "parallel",
+            "tensorboard",
+            "wandb",
+        ),
         *("save_every", "keep_last", "validate_every", "validate_batches", "log_every", "sample_every"),
     )
 )
