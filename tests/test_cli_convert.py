@@ -173,7 +173,7 @@ def test_raw_weights_and_kinds_of_storage(convert: Convert, tmp_path: Path) -> N
     raw = read(tmp_path / "raw")
     assert raw.kind == "bfloat16"
     assert float(raw.weights["embedding.weight"].abs().max()) == 0
-    code, out, err = convert(file, "--out", tmp_path / "raw")
+    code, _, err = convert(file, "--out", tmp_path / "raw")
     assert code == 2
     assert "--force" in err
     assert convert(file, "--out", tmp_path / "raw", "--force")[0] == 0
