@@ -1,1 +1,1 @@
-"""Weights as others store them: Hugging Face's names, GGUF files, the authors' checkpoints, pickles read without running them."""
+"""Weights of networks from elsewhere, under their names and ours."""
