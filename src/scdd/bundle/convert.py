@@ -206,7 +206,7 @@ def _authors(file: Path, known: Told) -> Bundle:
     process = words.process if known.process is None else named(known.process, words.p_u)
     if model.config.causal:
         process = described("ar", None)
-    extra = {"converted_from": file.name, **({"tokenizer": words.tokenizer} if words.tokenizer else {})}
+    extra = {"converted_from": file.name, **({"tokenizer_name": words.tokenizer} if words.tokenizer else {})}
     return Bundle(
         folder=file,
         recipe=_authors_recipe(file, model, process, words.length or gidd_length(stored.state)),

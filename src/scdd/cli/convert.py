@@ -99,7 +99,7 @@ def _summary(found: Bundle, out: Path, kind: str) -> None:
 
 def _tokenizer(found: Bundle) -> str:
     if found.tokenizer is None:
-        name = found.extra.get("tokenizer")
+        name = found.extra.get("tokenizer_name")
         there = f"; the checkpoint names {name}" if name else ""
         return f"none{there}: convert again with --tokenizer, so that it can write text"
     from scdd.data.tokenizer import TextTokenizer
