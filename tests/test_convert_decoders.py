@@ -141,7 +141,7 @@ def test_what_does_not_fit_is_refused_in_a_sentence(tmp_path: Path) -> None:
             read(bad)
         assert "\n" not in str(error.value)
 
-    outside = {name: "../good/model.safetensors" for name in index["weight_map"]}
+    outside = dict.fromkeys(index["weight_map"], "../good/model.safetensors")
     refused("does not lie beside it", model__safetensors__index__json=json.dumps({"weight_map": outside}))
     refused("weight_map", model__safetensors__index__json="{}")
     refused("damaged", model__safetensors__index__json="{")
@@ -242,7 +242,7 @@ def _renamed(part: str, kind: str) -> str:
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_gguf_file(tmp_path: Path, family: str, tied: bool) -> None:
+def test_a_gguf_file(tmp_path: Path, family: str, tied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of(family, tie_word_embeddings=tied)
     with torch.no_grad():
         file = write_gguf(tmp_path / "small.gguf", model, model.state_dict())
@@ -253,6 +253,10 @@ def test_a_gguf_file(tmp_path: Path, family: str, tied: bool) -> None:
     assert found.weights.keys() == through.weights.keys()
     assert all(torch.allclose(found.weights[n], through.weights[n], atol=1e-6) for n in found.weights)
     assert found.extra["chat_template"] == CHAT
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *asked, revision: str(tmp_path / asked[1]))
+    assert read("someone/model/small.gguf@v2").vocab == found.vocab
     lm = scdd.load(file, device="cpu")
     assert same(lm, model)
     assert lm.tokenizer.encode(TEXT) == TOKENIZER.encode(TEXT, add_special_tokens=False).ids
