@@ -6,7 +6,9 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -273,6 +275,33 @@ def test_gguf_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "x.gguf").write_bytes(whole[: len(whole) // 3])
     with pytest.raises(UserError, match="cannot be read as a GGUF file"):
         read(tmp_path / "x.gguf")
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_damage_anywhere_is_a_sentence(small_files: tuple[Path, Path], tmp_path: Path, seed: int) -> None:
+    """Bytes changed at random in a header: the file is read or refused, and never breaks anything."""
+    random, (file, folder) = Random(seed), small_files
+    content = bytearray(file.read_bytes())
+    for _ in range(random.randint(1, 6)):
+        content[random.choice([random.randrange(600), random.randrange(len(content))])] = random.randrange(256)
+    (tmp_path / "x.gguf").write_bytes(content)
+    with suppress(UserError):
+        read(tmp_path / "x.gguf")
+    shutil.copytree(folder, tmp_path / "hf")
+    for name in ("config.json", "tokenizer_config.json", "model.safetensors"):
+        content = bytearray((folder / name).read_bytes())
+        content[random.randrange(min(len(content), 3000))] = random.randrange(256)
+        (tmp_path / "hf" / name).write_bytes(content)
+        with suppress(UserError):
+            read(tmp_path / "hf")
+        shutil.copy(folder / name, tmp_path / "hf" / name)
+
+
+@pytest.fixture(scope="module")
+def small_files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    path, model = tmp_path_factory.mktemp("small"), model_of("llama")
+    with torch.no_grad():
+        return write_gguf(path / "x.gguf", model, model.state_dict()), folder_of(path / "hf", model)
 
 
 # -- further training -----------------------------------------------------------------------------------------------

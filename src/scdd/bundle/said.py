@@ -23,6 +23,7 @@ LENGTH = ("max_seq_len", "length", "max_length")
 CONFIGS = ("config.yaml", "config.json", "../config.yaml", "../.hydra/config.yaml", ".hydra/config.yaml")
 # MDLM's names for 1 − t and for the cosine; its other schedules are none of ours.
 SHAPES = {"loglinear": "log-linear", "cosine": "cosine"}
+LARGEST, DEEPEST = 20_000, 60  # nodes and levels of a configuration
 KINDS = ("scdd", "gidd", "mdlm", "ar")
 
 
@@ -91,26 +92,35 @@ def named(process: str, p_u: float | None) -> dict[str, Any]:
     return described(kind, p_u)
 
 
-def plain(node: Any, depth: int = 0) -> Any:
-    """Plain data from a tree that may hold omegaconf's nodes, which the unpickler left inert."""
-    if depth > 40:
-        return None
-    if isinstance(node, Inert):
-        state = node.state if isinstance(node.state, dict) else {}
-        inner = state.get("_content", state.get("_val", node.entries or node.elements))
-        return plain(inner, depth + 1)
-    if isinstance(node, Mapping):
-        return {str(key): plain(value, depth + 1) for key, value in node.items()}
-    if isinstance(node, (list, tuple)):
-        return [plain(value, depth + 1) for value in node]
-    return node if isinstance(node, (str, int, float, bool)) else None
+def plain(tree: Any) -> Any:
+    """Plain data from a tree that may hold omegaconf's nodes, which the unpickler left inert; what is too large is left out."""
+    left = LARGEST
+
+    def walk(node: Any, depth: int) -> Any:
+        nonlocal left
+        left -= 1
+        if left < 0 or depth > DEEPEST:
+            return None
+        if isinstance(node, Inert):
+            state = node.state if isinstance(node.state, dict) else {}
+            return walk(state.get("_content", state.get("_val", node.entries or node.elements)), depth + 1)
+        if isinstance(node, Mapping):
+            return {str(key): walk(value, depth + 1) for key, value in node.items() if isinstance(key, (str, int))}
+        if isinstance(node, (list, tuple)):
+            return [walk(value, depth + 1) for value in node]
+        return node if isinstance(node, (str, int, float, bool)) else None
+
+    return walk(tree, 0)
 
 
 def look(config: Any, key: str) -> Any:
     """The first value under `key`, breadth first; None when absent."""
-    queue = deque([config])
+    queue, seen = deque([config]), set[int]()
     while queue:
         node = queue.popleft()
+        if id(node) in seen:  # YAML can name a part again
+            continue
+        seen.add(id(node))
         if isinstance(node, dict):
             if node.get(key) is not None:
                 return node[key]

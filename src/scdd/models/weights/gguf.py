@@ -150,14 +150,17 @@ def _loader(name: str, tensor: StoredTensor, heads: int | None) -> Loader:
 
 def _llama3(divisors: Tensor, config: Mapping[str, Any], file: Path) -> dict[str, Any]:
     """The scaling whose divisors these are: llama.cpp keeps them, and not the four numbers that made them."""
+    own = UserError(f"{file} stretches its rotary positions in a way of its own: take another model.")
+    pairs = config["head_dim"] // 2
+    if divisors.shape != (pairs,) or not pairs:
+        raise own
     scaling = {
         "rope_type": "llama3", "factor": float(divisors.max()), "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
     }  # fmt: skip
-    pairs = config["head_dim"] // 2
     waves = 2 * torch.pi * config["rope_theta"] ** (torch.arange(pairs, dtype=torch.float64) / pairs)
     smooth = ((8192 / waves - 1.0) / 3.0).clamp(0.0, 1.0)
     expected = 1 / ((1 - smooth) / scaling["factor"] + smooth)
-    if divisors.shape != expected.shape or not torch.allclose(divisors.double(), expected, rtol=1e-3):
-        raise UserError(f"{file} stretches its rotary positions in a way of its own: take another model.")
+    if not torch.allclose(divisors.double(), expected, rtol=1e-3):
+        raise own
     return scaling
