@@ -152,6 +152,23 @@ def test_gidds_folder(
     assert main(["report", str(tmp_path / "r"), "--out", str(tmp_path / "r.html")]) == 0, capsys.readouterr().err
 
 
+def test_mdlms_hub_folder(convert: Convert, tmp_path: Path) -> None:
+    folder, own = tmp_path / "mdlm", tiny.tokenizer()
+    folder.mkdir()
+    state = weights(own.size)
+    save_file(prefixed({k: v for k, v in state.items() if "rotary" not in k}), folder / "model.safetensors")
+    config = {"model_type": "mdlm", "model_length": 24, "n_heads": HEADS, "time_conditioning": True}
+    (folder / "config.json").write_text(json.dumps(config))
+    own.save(folder)
+    code, _, err = convert(folder, "--out", tmp_path / "m")
+    assert (code, err) == (0, "")
+    lm = scdd.load(tmp_path / "m", device="cpu")
+    assert isinstance(lm.process, MDLM)
+    assert lm.context == 24
+    z = tokens(own.size)
+    assert close(lm, z, logits(state, z, -torch.log(1 - (1 - 1e-3) * T), HEADS))
+
+
 def test_what_the_files_do_not_say_is_asked_for(convert: Convert, tmp_path: Path) -> None:
     own = tiny.tokenizer()
     file = lightning(tmp_path / "last.ckpt", weights(own.size), None)

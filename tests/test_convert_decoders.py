@@ -307,9 +307,11 @@ def small_files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 # -- further training -----------------------------------------------------------------------------------------------
 
 
-def test_a_foreign_model_trains_on_as_a_diffusion_model(tmp_path: Path) -> None:
-    model = model_of("llama")
-    source = folder_of(tmp_path / "hf", model)
+@pytest.mark.parametrize("kind", ["folder", "gguf"])
+def test_a_foreign_model_trains_on_as_a_diffusion_model(
+    small_files: tuple[Path, Path], tmp_path: Path, kind: str
+) -> None:
+    source = small_files[0 if kind == "gguf" else 1]
     (tmp_path / "text.txt").write_text(tiny.TEXT * 30)
     spec = recipe.from_dict(
         {
@@ -326,5 +328,5 @@ def test_a_foreign_model_trains_on_as_a_diffusion_model(tmp_path: Path) -> None:
     found = read(tmp_path / "run")
     assert found.network is not None
     assert found.network["causal"] is False
-    before = load_file(source / "model.safetensors")["model.norm.weight"]
+    before = load_file(small_files[1] / "model.safetensors")["model.norm.weight"]
     assert torch.allclose(found.weights["norm.weight"], before, atol=0.01)

@@ -205,7 +205,7 @@ def _authors(file: Path, known: Told) -> Bundle:
     words = said(stored.hyper_parameters, file.parent, gidd=stored.gidd)
     model = stored.network(
         known.vocab or (None if tokenizer is None else tokenizer.vocab),
-        heads=known.heads,
+        heads=known.heads or (None if stored.shows_heads else words.heads),
         time_conditioning=known.time_conditioning if known.time_conditioning is not None else words.time_conditioning,
         ema=known.ema,
     )

@@ -56,6 +56,6 @@ def download(source: str) -> Path:
 
 
 def _readable(folder: Path) -> bool:
-    """Whether a config.json is of a model that can be read: of the Llama family, or GIDD's."""
+    """Whether a config.json is of a model that can be read: of the Llama family, or MDLM's, or GIDD's."""
     config = read_json(folder / CONFIG)
-    return config.get("model_type") in DECODERS or "p_uniform" in config
+    return config.get("model_type") in (*DECODERS, "mdlm") or "p_uniform" in config

@@ -20,7 +20,7 @@ from scdd.models.weights.unpickle import Inert
 
 P_U = ("p_uniform", "p_u", "p_unif")
 LENGTH = ("max_seq_len", "length", "max_length")
-CONFIGS = ("config.yaml", "config.json", "../config.yaml", "../.hydra/config.yaml", ".hydra/config.yaml")
+CONFIGS = ("config.yaml", "config.json", ".hydra/config.yaml")
 # MDLM's names for 1 − t and for the cosine; its other schedules are none of ours.
 SHAPES = {"loglinear": "log-linear", "cosine": "cosine"}
 LARGEST, DEEPEST = 20_000, 60  # nodes and levels of a configuration
@@ -36,6 +36,7 @@ class Said:
     length: int | None = None
     time_conditioning: bool | None = None
     tokenizer: str | None = None
+    heads: int | None = None
 
 
 def said(own: Any, folder: Path, *, gidd: bool) -> Said:
@@ -47,7 +48,8 @@ def said(own: Any, folder: Path, *, gidd: bool) -> Said:
     model = look(config, "model")
     length = _number(model if isinstance(model, dict) else {}, LENGTH)
     if length is None:
-        length = _number(config, LENGTH[:1])
+        length = _number(config, ("max_seq_len", "model_length"))
+    heads = _number(config, ("n_heads", "num_attention_heads"))
     conditioned = look(config, "time_conditioning")
     name = look(config, "tokenizer_name_or_path")
     return Said(
@@ -56,6 +58,7 @@ def said(own: Any, folder: Path, *, gidd: bool) -> Said:
         length=int(length) if length is not None and length >= 1 else None,
         time_conditioning=conditioned if isinstance(conditioned, bool) else None,
         tokenizer=name if isinstance(name, str) else None,
+        heads=int(heads) if heads is not None and heads >= 1 else None,
     )
 
 
@@ -136,7 +139,8 @@ def _number(config: dict[str, Any], names: tuple[str, ...]) -> float | None:
 
 
 def _beside(folder: Path) -> dict[str, Any]:
-    for file in (folder / name for name in CONFIGS):
+    folders = (folder, folder.parent) if folder.name == "checkpoints" else (folder,)
+    for file in (each / name for each in folders for name in CONFIGS):
         if file.is_file():
             if file.suffix == ".json":
                 return read_json(file)
@@ -150,7 +154,8 @@ def _beside(folder: Path) -> dict[str, Any]:
 
 def _process(config: dict[str, Any], p_u: float | None, gidd: bool) -> dict[str, Any] | None:
     """The process section; None where a schedule is none of ours, or nothing is said."""
-    words = [look(config, key) for key in ("diffusion_process", "diffusion", "process", "parameterization", "backbone")]
+    keys = ("diffusion_process", "diffusion", "process", "parameterization", "backbone", "model_type")
+    words = [look(config, key) for key in keys]
     names = [word.lower() for word in words if isinstance(word, str)]
     model = look(config, "model")
     if "ar" in names or (isinstance(model, dict) and model.get("type") == "autoregressive"):

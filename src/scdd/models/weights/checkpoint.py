@@ -47,6 +47,11 @@ class NetworkFile:
         return any(name.endswith(("logit_bias", "rotary_emb.cos_cached")) for name in self.state)
 
     @property
+    def shows_heads(self) -> bool:
+        """Whether a rotary buffer shows how wide a head is."""
+        return any(name.endswith(("rotary_emb.inv_freq", "rotary_emb.cos_cached")) for name in self.state)
+
+    @property
     def step(self) -> int:
         """When it was saved; 0 when it does not say."""
         step = self.tree.get("global_step", 0)
