@@ -31,6 +31,7 @@ CONFIG, CHAT = "config.json", "chat_template"
 CANDIDATES = ("model.safetensors", "model.pt", "pytorch_model.bin", "last.ckpt", "checkpoints/last.ckpt")
 PICKLES = (".ckpt", ".pt", ".pth", ".bin")
 LONGEST = 2048  # tokens of a row, if a pretrained model could read more
+SPARE = 1024  # ids that a tokenizer may have beyond the model's rows: tokens that were added later
 WRITTEN = 256  # tokens that it writes if no length is asked for
 CONTEXT = 512  # of the authors' checkpoints that do not say how long their rows were
 
@@ -144,7 +145,12 @@ def _decoder(
             "further as a diffusion model, name it in training.start_from.",
             "process",
         )
-    shape = replace(config_of(dict(config)), causal=True)
+    shape, rows = replace(config_of(dict(config)), causal=True), config.get("vocab_size")
+    if isinstance(rows, int) and tokenizer.size > rows + SPARE:
+        raise UserError(
+            f"The tokenizer has {tokenizer.size:,} ids and {source} rows for {rows:,}: use the model's own.",
+            "tokenizer",
+        )
     reach = config.get("max_position_embeddings")
     length = min(reach, LONGEST) if isinstance(reach, int) and reach > 0 else LONGEST
     sections = {
@@ -188,7 +194,7 @@ def _chat_template(folder: Path) -> str | None:
 
 def _authors(file: Path, known: Told) -> Bundle:
     """SCDD's, MDLM's and GIDD's checkpoints."""
-    from scdd.models.weights.authors import NetworkFile, gidd_length
+    from scdd.models.weights.checkpoint import NetworkFile, gidd_length
 
     tokenizer = known.tokenizer
     if tokenizer is None and (file.parent / TOKENIZER).is_file():
@@ -202,14 +208,14 @@ def _authors(file: Path, known: Told) -> Bundle:
     words = said(stored.hyper_parameters, file.parent, gidd=stored.gidd)
     model = stored.network(
         known.vocab or (None if tokenizer is None else tokenizer.vocab),
-        heads=known.heads,
+        heads=known.heads or (None if stored.shows_heads else words.heads),
         time_conditioning=known.time_conditioning if known.time_conditioning is not None else words.time_conditioning,
         ema=known.ema,
     )
     process = words.process if known.process is None else named(known.process, words.p_u)
     if model.config.causal:
         process = described("ar", None)
-    extra = {"converted_from": file.name, **({"tokenizer": words.tokenizer} if words.tokenizer else {})}
+    extra = {"converted_from": file.name, **({"tokenizer_name": words.tokenizer} if words.tokenizer else {})}
     return Bundle(
         folder=file,
         recipe=_authors_recipe(file, model, process, words.length or gidd_length(stored.state)),
