@@ -29,6 +29,7 @@ ASSETS = Path(__file__).resolve().parent.parent / "assets"
 KINDS = ("float32", "bfloat16", "int8")
 SCALE = ":scale8"  # ends a scale's name; no attribute of a module can be spelled with a colon
 FOREIGN = "process"  # where `extra` notes a process that the recipe cannot name
+CHAT_TEMPLATE = "chat_template"  # where `extra` has the model's Jinja template
 RECIPE, META, WEIGHTS, TOKENIZER = "recipe.yaml", "meta.json", "model.safetensors", "tokenizer.json"
 FILES = (RECIPE, META, WEIGHTS, TOKENIZER)
 CARD = "README.md"  # a model card: for people and the Hub, never needed to load
@@ -174,6 +175,11 @@ def locate(folder: str | Path) -> Path | None:
     if not (target / META).exists() and (newest := newest_checkpoint(target)) is not None:
         return newest
     return next((each for each in (target, _sibling(target, "previous")) if each.is_dir()), None)
+
+
+def found(source: str | Path) -> Path:
+    """The folder of a bundle, here or downloaded from the Hub."""
+    return locate(source) or _download(str(source))
 
 
 def read(source: str | Path, *, device: str | torch.device = "cpu", verify: bool = True) -> Bundle:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ Tokens = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 
+@runtime_checkable
 class Blocks(Protocol):
     """Random access to blocks 0 … len − 1."""
 

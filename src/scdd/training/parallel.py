@@ -111,12 +111,7 @@ class LossModule(nn.Module):
         self.objective, self.ranks = objective, ranks
 
     def forward(
-        self,
-        tokens: Tensor,
-        documents: Tensor | None,
-        learnt: Learnt | None,
-        part: BatchSlice,
-        report: bool = False,
+        self, tokens: Tensor, documents: Tensor | None, learnt: Learnt | None, part: BatchSlice, report: bool = False
     ) -> Loss:
         """The loss of this slice, or with `report` the number to report; gradients are averaged over ranks later."""
         compute = self.objective.evaluate if report else self.objective.loss
