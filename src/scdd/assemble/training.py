@@ -167,6 +167,13 @@ def trainer(
                 "training.start_from, or set objective.freeze to false."
             )
         net.requires_grad_(False)
+    if training.lora is not None:
+        from scdd.training.lora import adapt
+
+        if isinstance(spec.objective, PrismOptions):
+            raise UserError("training.lora adapts a denoiser, and objective.kind prism trains a head: choose one.")
+        with at("training"):
+            adapt(net, training.lora, torch.Generator().manual_seed(derive_seed(spec.seed, "lora") >> 1))
     net.compute_dtype = torch.bfloat16 if training.precision == "bf16" else None
     module = LossModule(net, minimised, ranks=world.size).to(world.device)
     parallel = Parallel(module, world, compile=training.compile and world.device.type == "cuda")

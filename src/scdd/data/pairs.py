@@ -109,7 +109,7 @@ def encode_pairs(
     """[BOS] prompt response [EOS] … of each pair, at most `length` tokens.
 
     [EOS], which is learnt, fills the response up to a multiple of `fill` tokens, or to the row's end. A prompt that is too
-    long loses its beginning; a pair whose response does not fit even then, or is empty, is left out.
+    long loses its beginning; a pair whose response leaves no room for any of it, or is empty, is left out.
     """
     tokens: list[NDArray[np.int32]] = []
     flags: list[Flags] = []
@@ -123,7 +123,7 @@ def encode_pairs(
             ids, learnt = ids[1:], learnt[1:]
         given = learnt.index(True) if True in learnt else -1
         excess = len(ids) + 2 - length
-        if given < 0 or excess > given:
+        if given < 0 or 0 < excess >= given:
             skipped += 1
             continue
         if excess > 0:

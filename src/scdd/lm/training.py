@@ -160,9 +160,13 @@ def _log(spec: Recipe, out: Path, step: int, progress: bool) -> Log:
 
 
 def _greet(log: Log, spec: Recipe, resumed: Path | None, trainer: Trainer) -> None:
-    size, here = sum(p.numel() for p in trainer.module.parameters()), trainer.world
+    size, trained = (
+        sum(p.numel() for p in trainer.module.parameters() if p.requires_grad or not only) for only in (False, True)
+    )
+    here = trainer.world
     where = f"{here.size} × {here.device.type} ({here.kind})" if here.size > 1 else str(here.device)
-    log.text(trainer.step, "notice", f"{spec.name}: {size / 1e6:.1f} M parameters on {where}")
+    part = f", of which {trained / 1e6:.2f} M are trained," if trained < size else ""
+    log.text(trainer.step, "notice", f"{spec.name}: {size / 1e6:.1f} M parameters{part} on {where}")
     if resumed is not None:
         log.text(trainer.step, "notice", f"resuming from {resumed}")
 

@@ -229,6 +229,10 @@ class Trainer:
         """The whole averaged weights under the network's own names; `quality.…` beside them if there is a PRISM head."""
         averages = self.average.shadow if self.average is not None else {}
         weights = whole({**self.module.state_dict(), **averages})
+        if self.options.lora is not None:
+            from scdd.training.lora import merged
+
+            weights = merged(weights, self.options.lora)
         prefix = f"network.{self.module.network.weights_prefix}"
         return {name.removeprefix(prefix): t for name, t in weights.items()}
 
