@@ -1,11 +1,13 @@
 """One training step (corrupt, forward, loss, backward, clip, AdamW, average) beside a plain cross-entropy step.
 
 python benchmarks/train_step.py --size small --vocab 50258 --length 512 --batch 32
+python benchmarks/train_step.py --network llama --micro 64  # SmolLM2-135M, 256 × 256 tokens
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,9 +17,10 @@ from torch.nn import functional as F
 from common import matmul_rate, measure, parser, report, result
 from scdd.core import Vocab
 from scdd.core.types import padded
+from scdd.models import llama
 from scdd.models.compiled import compile_network
 from scdd.models.dit import DiT
-from scdd.models.options import SIZES
+from scdd.models.options import DECODERS, SIZES
 from scdd.objectives.base import BatchSlice
 from scdd.objectives.diffusion import DiffusionObjective
 from scdd.objectives.options import ElboOptions, LowDiscrepancyTimesOptions
@@ -30,6 +33,11 @@ from scdd.schedules.peaked import Peaked
 from scdd.training.optim import MovingAverage, Optimiser
 from scdd.training.options import OptimiserOptions
 
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "dit": {"size": "small", "vocab": 50_258, "length": 512, "batch": 32},
+    "llama": {"size": "smollm2-135m", "vocab": 49_153, "length": 256, "batch": 256},
+}
+
 
 class Setup:
     """A network with its optimiser and average, and a batch of tokens, on one device."""
@@ -37,7 +45,7 @@ class Setup:
     def __init__(self, args: Any) -> None:
         torch.manual_seed(0)
         self.args, self.vocab = args, Vocab(args.vocab, args.vocab - 1)
-        self.model = DiT(SIZES[args.size], self.vocab).to(args.device)
+        self.model = network(args, self.vocab).to(args.device)
         # bfloat16 compute over float32 master weights on a GPU, plain float32 on a CPU
         self.model.compute_dtype = torch.bfloat16 if args.device == "cuda" else None
         for parameter in self.model.parameters():  # zero-initialised parts would make some kernels look fast
@@ -52,11 +60,28 @@ class Setup:
         self.tokens = self.vocab.token(torch.randint(self.vocab.K, shape, device=args.device))
         self.step, self.norm = 0, torch.zeros(())
 
-    def finish(self, loss: torch.Tensor) -> None:
-        """Backward, clip, AdamW, average."""
-        loss.backward()
+    def parts(self) -> list[BatchSlice]:
+        """The batch in pieces of --micro rows."""
+        rows, each = self.args.batch, self.args.micro or self.args.batch
+        return [BatchSlice(0, self.step, at, min(each, rows - at), rows) for at in range(0, rows, each)]
+
+    def finish(self) -> None:
+        """Clip, AdamW, average."""
         self.norm = self.optimiser.update_and_average(self.step, self.average)
         self.step += 1
+
+
+def network(args: Any, vocab: Vocab) -> Any:
+    """The network of that size, with --depth blocks if it says so."""
+    shape: Any = DECODERS[args.size] if args.network == "llama" else SIZES[args.size]
+    if args.depth:
+        shape = replace(shape, depth=args.depth)
+    if args.network == "dit":
+        return DiT(shape, vocab)
+    llama.Block.mlp_impl, llama.Norm.impl = args.mlp, args.norm
+    made = llama.Llama(shape, vocab)
+    made.recompute = args.recompute
+    return made
 
 
 def diffusion_step(setup: Setup, process: Process, steps: int | None, impl: str) -> Callable[[], None]:
@@ -64,28 +89,32 @@ def diffusion_step(setup: Setup, process: Process, steps: int | None, impl: str)
     compiled = setup.args.device == "cuda" and not setup.args.eager
     options = ElboOptions(steps, times=LowDiscrepancyTimesOptions())
     objective = DiffusionObjective(process, options, impl=impl, compile=compiled)
-    rows = setup.tokens.shape[0]
 
     def work() -> None:
-        loss = objective.loss(setup.model, setup.tokens, None, BatchSlice(0, setup.step, 0, rows, rows))
-        setup.finish(loss.total)
+        for part in setup.parts():
+            tokens = setup.tokens[part.first : part.first + part.count]
+            objective.loss(setup.model, tokens, None, part).total.backward()
+        setup.finish()
 
     return work
 
 
 def plain_step(setup: Setup) -> Callable[[], None]:
     """The floor: the same network on clean tokens and F.cross_entropy, head and loss compiled."""
-    x, head = setup.tokens, setup.model.head
+    head = setup.model.head
 
-    def loss(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def loss(hidden: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         with torch.autocast(x.device.type, torch.bfloat16, enabled=x.is_cuda):
             return F.cross_entropy(F.linear(hidden, weight, bias).float(), x.flatten())
 
     compiled = torch.compile(loss) if setup.args.device == "cuda" and not setup.args.eager else loss
 
     def work() -> None:
-        hidden = setup.model.hidden(x, torch.zeros(x.shape[0], device=x.device))
-        setup.finish(compiled(hidden.flatten(0, 1), head.weight, head.bias))
+        for part in setup.parts():
+            x = setup.tokens[part.first : part.first + part.count]
+            hidden = setup.model.hidden(x, torch.zeros(x.shape[0], device=x.device))
+            (compiled(hidden.flatten(0, 1), x, head.weight, head.bias) * (part.count / part.total)).backward()
+        setup.finish()
 
     return work
 
@@ -93,23 +122,35 @@ def plain_step(setup: Setup) -> Callable[[], None]:
 def flops(setup: Setup) -> float:
     """6 · weights in matrix products · tokens, and attention's 12 · L · D a token and layer."""
     config, tokens = setup.model.config, setup.tokens.numel()
-    weights = 12 * config.depth * config.width**2 + padded(setup.vocab.size) * config.width
-    return tokens * (6.0 * weights + 12.0 * config.depth * setup.args.length * config.width)
+    inner = 12 * config.depth * config.width**2
+    if setup.args.network == "llama":
+        inner = sum(setup.model.get_parameter(name).numel() for name in setup.model.hidden_matrices())
+    weights = inner + padded(setup.vocab.size) * config.width
+    return tokens * (6.0 * weights + 12.0 * config.depth * setup.args.length * config.heads * config.head_width)
 
 
 def main() -> None:
     """Every step in one run, on one network."""
     args = parser(__doc__)
-    args.add_argument("--size", default="small", choices=list(SIZES))
-    args.add_argument("--vocab", type=int, default=50_258, help="V, mask included")
-    args.add_argument("--length", type=int, default=512)
-    args.add_argument("--batch", type=int, default=32)
+    args.add_argument("--network", default="dit", choices=list(DEFAULTS), help="sets the defaults of the next four")
+    args.add_argument("--size", choices=[*SIZES, *DECODERS])
+    args.add_argument("--vocab", type=int, help="V, mask included")
+    args.add_argument("--length", type=int)
+    args.add_argument("--batch", type=int)
+    args.add_argument("--micro", type=int, default=0, help="rows of one backward pass; default: the batch")
+    args.add_argument("--depth", type=int, default=0, help="blocks; default: as many as the size has")
     args.add_argument("--impl", default="auto", help="of ops.elbo")
     args.add_argument("--eager", action="store_true", help="compile nothing")
     args.add_argument("--cudagraphs", action="store_true", help="replay the compiled passes as CUDA graphs")
     args.add_argument("--only", default="", help="measure only the steps whose name contains this, and the plain one")
     args.add_argument("--attention", default="", help="cudnn, flash or efficient first; default: as torch chooses")
-    setup = Setup(args := args.parse_args())
+    args.add_argument("--mlp", default="auto", help="llama: impl of ops.swiglu")
+    args.add_argument("--norm", default="auto", help="llama: impl of ops.norm")
+    args.add_argument("--recompute", action="store_true", help="llama: compute blocks again in the backward pass")
+    args = args.parse_args()
+    for name, value in DEFAULTS[args.network].items():
+        setattr(args, name, getattr(args, name) or value)
+    setup = Setup(args)
     if args.attention:
         names = {"cudnn": "CUDNN_ATTENTION", "flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION"}
         backend = getattr(torch.nn.attention.SDPBackend, names[args.attention])

@@ -87,6 +87,13 @@ def test_train_step(run: Run, tmp_path: Path) -> None:
     assert len(finite(tmp_path / "out.json")["results"]) == 6
 
 
+def test_train_step_of_a_decoder(run: Run) -> None:
+    sizes = ("--vocab", 65, "--length", 16, "--batch", 3, "--micro", 2, "--depth", 1)
+    out = run("train_step", "--network", "llama", "--device", "cpu", "--repeats", 2, *sizes, "--only", "MDLM")
+    assert row(out, "MDLM, T = 1000")
+    assert "smollm2-135m" in out
+
+
 def test_denoise_step(run: Run, tmp_path: Path) -> None:
     out = run("denoise_step", *TOY, "--json", tmp_path / "out.json")
     for label in ("bare forward, with the head", "denoising step, top-p", "denoising step, no filter"):

@@ -15,6 +15,7 @@ from scdd.ops.elbo import triton as elbo
 from scdd.ops.head import triton as head
 from scdd.ops.head import triton_draw as redraw
 from scdd.ops.norm import triton as norm
+from scdd.ops.swiglu import triton as swiglu
 from scdd.ops.update import triton as update
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -52,9 +53,14 @@ def main() -> None:
     affine = ("scale_", "shift_", "d_scale_", "d_shift_")
     for dtype in ("*bf16", "*fp32"):
         types = {**dict.fromkeys(sides, dtype), **dict.fromkeys(affine, "*fp32"), "group": "i32", "shares": "i32"}
-        for kernel, more in ((norm._rows_forward, {}), (norm._rows_backward, {"EACH": 16})):
+        kernels = ((norm._rows_forward, {}), (norm._rows_backward, {"EACH": 16}))
+        for (kernel, more), centred in itertools.product(kernels, (False, True)):
             known = {k: v for k, v in types.items() if k in kernel.arg_names}
-            build(kernel, known, {"WIDTH": 768, "BLOCK": 1024, **more}, norm.WARPS)
+            constants = {"EPS": 1e-6, "CENTRED": centred, "WIDTH": 768, "BLOCK": 1024, **more}
+            build(kernel, known, constants, norm.WARPS)
+        for kernel in (swiglu._product, swiglu._product_backward):
+            known = {name: dtype for name in kernel.arg_names if name.endswith("_")}
+            build(kernel, known, {"WIDTH": 1536, "BLOCK": swiglu.BLOCK}, swiglu.WARPS)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Residual sum and adaptive norm: the kernels against plain PyTorch, values and gradients."""
+"""Residual sum and norm: the kernels against plain PyTorch, values and gradients."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from scdd.core import UserError
-from scdd.ops.norm import add_norm
+from scdd.ops.norm import add_norm, add_rms_norm
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TRITON = pytest.mark.skipif(find_spec("triton") is None, reason="no Triton here")
@@ -60,3 +60,48 @@ def test_the_reference_by_hand() -> None:
     torch.testing.assert_close(alone, F.layer_norm(x, (8,)) * scale + shift)
     with pytest.raises(UserError, match="impl"):
         add_norm(x, delta, scale, shift, impl="cuda")
+
+
+# -- RMSNorm ------------------------------------------------------------------------------------------------------------
+
+
+def run_rms(given: list[Tensor], impl: str, eps: float) -> list[Tensor]:
+    total, normal = add_rms_norm(*given, eps=eps, impl=impl)
+    assert total.dtype == normal.dtype == given[0].dtype
+    weights = torch.sin(torch.arange(total.numel(), device=DEVICE)).view(total.shape)
+    loss = (total * weights).sum() + (normal * weights.flip(0)).float().sum()
+    return [total.detach(), normal.detach(), *torch.autograd.grad(loss, given)]
+
+
+def rms_inputs(shape: tuple[int, int, int], dtype: torch.dtype) -> list[Tensor]:
+    x, delta, scale, _ = inputs(shape, 1, dtype)
+    return [x, delta, scale.detach().flatten().requires_grad_()]
+
+
+@TRITON
+@pytest.mark.parametrize("eps", [1e-6, 0.5])
+@pytest.mark.parametrize("shape", [(3, 5, 48), (2, 7, 128), (1, 1, 16)])
+def test_the_rms_kernels_are_the_reference(shape: tuple[int, int, int], eps: float) -> None:
+    found = run_rms(rms_inputs(shape, torch.float32), "triton", eps)
+    exact = [t.detach().double().requires_grad_() for t in rms_inputs(shape, torch.float32)]
+    for part, truth in zip(found, run_rms(exact, "reference", eps), strict=True):
+        assert part.shape == truth.shape
+        torch.testing.assert_close(part.double(), truth, rtol=2e-5, atol=2e-5)
+
+
+@TRITON
+def test_rms_in_bfloat16_stays_within_its_rounding() -> None:
+    found = run_rms(rms_inputs((4, 32, 64), torch.bfloat16), "triton", 1e-5)
+    exact = [t.detach().double().requires_grad_() for t in rms_inputs((4, 32, 64), torch.bfloat16)]
+    for part, truth in zip(found, run_rms(exact, "reference", 1e-5), strict=True):
+        assert (part.double() - truth).norm() < 0.01 * truth.norm()
+
+
+def test_the_rms_reference_by_hand() -> None:
+    x, delta, scale = rms_inputs((2, 3, 8), torch.float32)
+    total, normal = add_rms_norm(x, delta, scale, 0.1, impl="reference")
+    assert torch.equal(total, x + delta)
+    torch.testing.assert_close(normal, F.rms_norm(x + delta, (8,), scale, 0.1))
+    same, alone = add_rms_norm(x, None, scale, 0.1)
+    assert same is x
+    torch.testing.assert_close(alone, F.rms_norm(x, (8,), scale, 0.1))

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scdd.core.errors import UserError
 
+if TYPE_CHECKING:
+    from scdd.models.options import RotaryScaling
+
 BASE = 10_000.0
+FLASH_WIDTH = 256  # the widest heads that flash attention takes
 SHORTEST = 1024  # rows of the first table: most runs never grow it, so a compiled graph never sees it change
 
 
@@ -62,14 +69,17 @@ class Cache:
         if self.length + tokens > self.capacity:
             raise UserError(
                 f"The cache holds {self.capacity} tokens and {self.length + tokens} were asked for: "
-                "make it larger with DiT.cache(capacity=…)."
+                "make it larger with cache(capacity=…)."
             )
 
 
 def attend(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None = None, cache: LayerCache | None = None
 ) -> Tensor:
-    """Softmax attention of [B, H, L, Dh]; with a cache, the L queries follow what the cache already holds."""
+    """Softmax attention of [B, H, L, Dh]; with a cache, the L queries follow what the cache already holds.
+
+    Keys and values may have fewer heads, a divisor of the queries': each then serves a group of neighbouring heads.
+    """
     read = cache.length if cache is not None else 0
     if cache is not None:
         k, v = cache.extend(k, v)
@@ -77,19 +87,57 @@ def attend(
         # SDPA's own causal flag aligns the first query with the first key; here they start after `read` keys.
         new = q.shape[2]
         mask = None if new == 1 else torch.ones(new, read + new, dtype=torch.bool, device=q.device).tril(read)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal and mask is None)
+        causal = False
+    causal = causal and mask is None
+    if q.shape[1] != k.shape[1]:
+        return _grouped(q, k, v, mask, causal)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
+
+
+def _grouped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+    """Attention with fewer heads of keys and values, by whatever spares the most copies of them here."""
+    batch, heads, length, width = q.shape
+    groups = heads // k.shape[1]
+    if q.is_cuda and mask is None and q.dtype in (torch.bfloat16, torch.float16) and width <= FLASH_WIDTH:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
+    if q.device.type == "cpu" and not causal:
+        # A group's heads are so many more queries of one head: nothing of the keys and values is copied.
+        if mask is not None:
+            mask = mask.expand(*mask.shape[:-2], length, k.shape[2]).repeat(*(1,) * (mask.dim() - 2), groups, 1)
+        mixed = F.scaled_dot_product_attention(q.reshape(batch, -1, groups * length, width), k, v, attn_mask=mask)
+        return mixed.view(batch, heads, length, width)
+    # SDPA's other kernels want as many heads everywhere; asked to, it would take its slowest.
+    k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
 
 
 # -- rotary position embedding, over half-split channels of queries and keys -------------------------------------------
 
 
-def tables(start: int, stop: int, pairs: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """cos and sin of position · BASE^(−i/pairs) for positions start … stop − 1, each [stop − start, pairs], float32."""
+def tables(
+    start: int, stop: int, pairs: int, device: torch.device, base: float = BASE, scaling: RotaryScaling | None = None
+) -> tuple[Tensor, Tensor]:
+    """cos and sin of position · frequency_i for positions start … stop − 1, each [stop − start, pairs], float32.
+
+    The frequencies are base^(−i/pairs), stretched as `scaling` says.
+    """
     exponents = torch.arange(pairs, dtype=torch.float32, device=device) / pairs
     positions = torch.arange(start, stop, dtype=torch.float32, device=device)
-    angles = positions[:, None] * BASE ** (-exponents)
+    frequencies = base ** (-exponents)
+    if scaling is not None:
+        frequencies = stretched(frequencies, scaling)
+    angles = positions[:, None] * frequencies
     return angles.cos(), angles.sin()
+
+
+def stretched(frequencies: Tensor, scaling: RotaryScaling) -> Tensor:
+    """Frequencies divided by the factor: all (linear), or the share of each that its wave's length asks for (llama3)."""
+    if scaling.kind == "linear":
+        return frequencies / scaling.factor
+    turns = scaling.original_length * frequencies / (2 * math.pi)  # of the pair, over a text of the original length
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+    return frequencies * (kept + (1 - kept) / scaling.factor)
 
 
 class Rotary(nn.Module):
@@ -103,9 +151,9 @@ class Rotary(nn.Module):
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, pairs: int) -> None:
+    def __init__(self, pairs: int, base: float = BASE, scaling: RotaryScaling | None = None) -> None:
         super().__init__()
-        self.pairs = pairs
+        self.pairs, self.base, self.scaling = pairs, base, scaling
         self.register_buffer("cos", torch.empty(0, pairs, dtype=torch.float32), persistent=False)
         self.register_buffer("sin", torch.empty(0, pairs, dtype=torch.float32), persistent=False)
 
@@ -114,13 +162,13 @@ class Rotary(nn.Module):
         if length <= self.cos.shape[0] and self.cos.dtype == torch.float32:
             return
         rows = max(SHORTEST, 1 << (length - 1).bit_length())
-        self.cos, self.sin = tables(0, rows, self.pairs, self.cos.device)
+        self.cos, self.sin = tables(0, rows, self.pairs, self.cos.device, self.base, self.scaling)
 
     def forward(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """The tables' rows for positions start … stop − 1."""
         if stop <= self.cos.shape[0]:
             return self.cos[start:stop], self.sin[start:stop]
-        return tables(start, stop, self.pairs, self.cos.device)
+        return tables(start, stop, self.pairs, self.cos.device, self.base, self.scaling)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

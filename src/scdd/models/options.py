@@ -139,6 +139,15 @@ class RotaryScaling(Options):
     original_length: Count = 8192
     """llama3: the length of the texts that the model began with."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.kind == "llama3" and self.high_freq_factor <= self.low_freq_factor:
+            raise OptionError(
+                f"high_freq_factor {self.high_freq_factor} is not above low_freq_factor {self.low_freq_factor}: "
+                "choose a larger one.",
+                "high_freq_factor",
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderOptions(Options):

@@ -1,4 +1,4 @@
-"""The seam between two layers of the network: add a layer's output to the stream, normalise, scale and shift."""
+"""The seam between two layers of the network: add a layer's output to the stream, normalise, scale (and shift)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,27 @@ def add_norm(
     gradients are wanted, one kernel does the backward pass: the compiler's own reads everything twice, once along rows
     for the input's gradient and once along columns for scale's and shift's.
     """
-    pays = impl == "triton" or (choose(impl, x) == "triton" and torch.is_grad_enabled())
-    if delta is not None and pays:
+    if delta is not None and _pays(impl, x):
         from scdd.ops.norm.triton import add_norm as fused
 
         return fused(x, delta, scale, shift)
     return reference.add_norm(x, delta, scale, shift)
+
+
+def add_rms_norm(
+    x: Tensor, delta: Tensor | None, scale: Tensor, eps: float, impl: str = "auto"
+) -> tuple[Tensor, Tensor]:
+    """(x + delta, scale · RMSNorm(x + delta)), both in x's dtype: `add_norm` without centring and shift.
+
+    x and delta [B, L, D]; scale [D] float32; eps is added to the mean square.
+    """
+    if delta is not None and _pays(impl, x):
+        from scdd.ops.norm.triton import add_rms_norm as fused
+
+        return fused(x, delta, scale, eps)
+    return reference.add_rms_norm(x, delta, scale, eps)
+
+
+def _pays(impl: str, x: Tensor) -> bool:
+    """Whether the kernels run: asked for, or on a GPU for the sake of their backward pass."""
+    return impl == "triton" or (choose(impl, x) == "triton" and torch.is_grad_enabled())

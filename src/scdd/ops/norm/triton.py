@@ -1,4 +1,4 @@
-"""Residual sum and adaptive layer norm: rows stay in registers, forward and backward, and each is read once.
+"""Residual sum and norm, adaptive layer norm or RMSNorm: rows stay in registers, forward and backward, and each is read once.
 
 Backward, a program walks through some rows, adds up its share of scale's and shift's gradients on the way, and the
 shares are summed afterwards, always in the same order.
@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor, library
 
-EPSILON = tl.constexpr(1e-5)  # F.layer_norm's
+EPSILON = 1e-5  # F.layer_norm's
 WARPS = 1  # a row's sums then stay within one warp
 SHARES = 2112  # programs of the backward pass, over all groups: 16 for each multiprocessor of an H200
 
@@ -37,7 +37,7 @@ def _forward(x: Tensor, delta: Tensor, scale: Tensor, shift: Tensor) -> tuple[Te
     if rows:
         _traceable(_rows_forward)[(rows,)](
             x, delta, scale, shift, total, normal, rows // scale.shape[0],
-            WIDTH=width, BLOCK=triton.next_power_of_2(width), num_warps=WARPS,
+            EPS=EPSILON, CENTRED=True, WIDTH=width, BLOCK=triton.next_power_of_2(width), num_warps=WARPS,
         )  # fmt: skip
     return total, normal
 
@@ -53,7 +53,8 @@ def _backward(total: Tensor, scale: Tensor, d_total: Tensor, d_normal: Tensor) -
     d_shift = torch.empty_like(d_scale)
     _traceable(_rows_backward)[(groups * shares,)](
         total, scale, d_total, d_normal, d_x, d_scale, d_shift, rows // groups, shares,
-        EACH=-(-(rows // groups) // shares), WIDTH=width, BLOCK=triton.next_power_of_2(width), num_warps=WARPS,
+        EACH=-(-(rows // groups) // shares), EPS=EPSILON, CENTRED=True,
+        WIDTH=width, BLOCK=triton.next_power_of_2(width), num_warps=WARPS,
     )  # fmt: skip
     return d_x, d_scale.sum(1, keepdim=True), d_shift.sum(1, keepdim=True)
 
@@ -71,17 +72,72 @@ def _differentiate(ctx: Any, d_total: Tensor, d_normal: Tensor) -> tuple[Tensor,
 _forward.register_autograd(_differentiate, setup_context=_remember)
 
 
-@triton.jit
-def _normalised(x, j, WIDTH: tl.constexpr):
-    """(Row minus its mean over its deviation, one over that deviation); zero beyond the row's end."""
-    mean = tl.sum(x, 0) / WIDTH
-    centred = tl.where(j < WIDTH, x - mean, 0.0)
-    inverse = 1.0 / tl.sqrt(tl.sum(centred * centred, 0) / WIDTH + EPSILON)
-    return centred * inverse, inverse
+# -- RMSNorm: the same kernels, with neither mean nor shift -------------------------------------------------------------
+
+
+def add_rms_norm(x: Tensor, delta: Tensor, scale: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """See `ops.norm.add_rms_norm`."""
+    return torch.ops.scdd.add_rms_norm(x, delta, scale, eps)
+
+
+@library.triton_op("scdd::add_rms_norm", mutates_args=())
+def _rms_forward(x: Tensor, delta: Tensor, scale: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    x, delta, scale = x.contiguous(), delta.contiguous(), scale.contiguous()
+    total, normal = torch.empty_like(x), torch.empty_like(x)
+    width = x.shape[-1]
+    rows = x.numel() // width
+    if rows:
+        _traceable(_rows_forward)[(rows,)](
+            x, delta, scale, scale, total, normal, rows,
+            EPS=eps, CENTRED=False, WIDTH=width, BLOCK=triton.next_power_of_2(width), num_warps=WARPS,
+        )  # fmt: skip
+    return total, normal
+
+
+@library.triton_op("scdd::add_rms_norm_backward", mutates_args=())
+def _rms_backward(total: Tensor, scale: Tensor, d_total: Tensor, d_normal: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    total, scale, d_total, d_normal = (t.contiguous() for t in (total, scale, d_total, d_normal))
+    width = total.shape[-1]
+    rows = total.numel() // width
+    d_x = torch.empty_like(total)
+    d_scale = torch.empty(SHARES, width, dtype=torch.float32, device=total.device)
+    _traceable(_rows_backward)[(SHARES,)](
+        total, scale, d_total, d_normal, d_x, d_scale, d_scale, rows, SHARES,
+        EACH=-(-rows // SHARES), EPS=eps, CENTRED=False,
+        WIDTH=width, BLOCK=triton.next_power_of_2(width), num_warps=WARPS,
+    )  # fmt: skip
+    return d_x, d_scale.sum(0)
+
+
+def _rms_remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(output[0], inputs[2])
+    ctx.eps = inputs[3]
+
+
+def _rms_differentiate(ctx: Any, d_total: Tensor, d_normal: Tensor) -> tuple[Tensor | None, ...]:
+    total, scale = ctx.saved_tensors
+    d_x, d_scale = torch.ops.scdd.add_rms_norm_backward(total, scale, d_total, d_normal, ctx.eps)
+    return d_x, d_x, d_scale.to(scale.dtype), None
+
+
+_rms_forward.register_autograd(_rms_differentiate, setup_context=_rms_remember)
 
 
 @triton.jit
-def _rows_forward(x_, delta_, scale_, shift_, total_, normal_, group, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def _normalised(x, j, EPS: tl.constexpr, CENTRED: tl.constexpr, WIDTH: tl.constexpr):
+    """(Row, minus its mean if centred, over its deviation; one over that deviation); zero beyond the row's end."""
+    if CENTRED:
+        mean = tl.sum(x, 0) / WIDTH
+        x = tl.where(j < WIDTH, x - mean, 0.0)
+    inverse = 1.0 / tl.sqrt(tl.sum(x * x, 0) / WIDTH + EPS)
+    return x * inverse, inverse
+
+
+@triton.jit
+def _rows_forward(
+    x_, delta_, scale_, shift_, total_, normal_, group,
+    EPS: tl.constexpr, CENTRED: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0)
     j = tl.arange(0, BLOCK)
     inside = j < WIDTH
@@ -92,16 +148,17 @@ def _rows_forward(x_, delta_, scale_, shift_, total_, normal_, group, WIDTH: tl.
     # What the backward pass will read back is what is normalised here.
     stored = x.to(total_.dtype.element_ty)
     tl.store(total_ + at, stored, mask=inside)
-    normal, _ = _normalised(stored.to(tl.float32), j, WIDTH)
-    scale = tl.load(scale_ + affine, mask=inside, other=0.0).to(tl.float32)
-    shift = tl.load(shift_ + affine, mask=inside, other=0.0).to(tl.float32)
-    tl.store(normal_ + at, (normal * scale + shift).to(normal_.dtype.element_ty), mask=inside)
+    normal, _ = _normalised(stored.to(tl.float32), j, EPS, CENTRED, WIDTH)
+    normal *= tl.load(scale_ + affine, mask=inside, other=0.0).to(tl.float32)
+    if CENTRED:
+        normal += tl.load(shift_ + affine, mask=inside, other=0.0).to(tl.float32)
+    tl.store(normal_ + at, normal.to(normal_.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _rows_backward(
     total_, scale_, d_total_, d_normal_, d_x_, d_scale_, d_shift_, group, shares,
-    EACH: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+    EACH: tl.constexpr, EPS: tl.constexpr, CENTRED: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     number = program // shares
@@ -117,11 +174,15 @@ def _rows_backward(
         x = tl.load(total_ + at, mask=inside, other=0.0).to(tl.float32)
         above = tl.load(d_normal_ + at, mask=inside, other=0.0).to(tl.float32)
         beside = tl.load(d_total_ + at, mask=inside, other=0.0).to(tl.float32)
-        normal, inverse = _normalised(x, j, WIDTH)
+        normal, inverse = _normalised(x, j, EPS, CENTRED, WIDTH)
         d_scale += above * normal
-        d_shift += above
         pull = above * scale
-        d_x = (pull - tl.sum(pull, 0) / WIDTH - normal * (tl.sum(pull * normal, 0) / WIDTH)) * inverse
+        d_x = pull
+        if CENTRED:
+            d_shift += above
+            d_x -= tl.sum(pull, 0) / WIDTH
+        d_x = (d_x - normal * (tl.sum(pull * normal, 0) / WIDTH)) * inverse
         tl.store(d_x_ + at, (d_x + beside).to(d_x_.dtype.element_ty), mask=inside)
     tl.store(d_scale_ + program.to(tl.int64) * WIDTH + j, d_scale, mask=j < WIDTH)
-    tl.store(d_shift_ + program.to(tl.int64) * WIDTH + j, d_shift, mask=j < WIDTH)
+    if CENTRED:
+        tl.store(d_shift_ + program.to(tl.int64) * WIDTH + j, d_shift, mask=j < WIDTH)

@@ -1,0 +1,1 @@
+"""Weights of networks from elsewhere, under their names and ours."""

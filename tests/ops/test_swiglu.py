@@ -1,0 +1,82 @@
+"""The gated product and its matrix: the kernels against plain PyTorch, values and gradients."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+import torch
+from torch import Tensor
+
+from scdd.core import UserError
+from scdd.ops.swiglu import swiglu_linear
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+TRITON = pytest.mark.skipif(find_spec("triton") is None, reason="no Triton here")
+
+
+def inputs(shape: tuple[int, ...], out: int, bias: bool, dtype: torch.dtype) -> list[Tensor | None]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(*shape[:-1], 2 * shape[-1], generator=generator) * 3
+    weight, b = torch.randn(out, shape[-1], generator=generator), torch.randn(out, generator=generator)
+    master = torch.float32 if dtype == torch.bfloat16 else dtype
+    made = [x.to(DEVICE, dtype).requires_grad_(), weight.to(DEVICE, master).requires_grad_()]
+    return [*made, b.to(DEVICE, master).requires_grad_() if bias else None]
+
+
+def run(given: list[Tensor | None], impl: str) -> list[Tensor]:
+    """The result and the gradients of a sum that weighs every number of it otherwise."""
+    x, weight, bias = given
+    assert x is not None
+    assert weight is not None
+    with torch.autocast(DEVICE, torch.bfloat16, enabled=x.dtype == torch.bfloat16):
+        y = swiglu_linear(x, weight, bias, impl=impl)
+    assert y.dtype == x.dtype
+    weights = torch.sin(torch.arange(y.numel(), device=DEVICE)).view(y.shape) + 0.5
+    loss = (y * weights).float().sum()
+    wanted = [each for each in given if each is not None]
+    grads = torch.autograd.grad(loss, wanted)
+    assert [grad.dtype for grad in grads] == [each.dtype for each in wanted]
+    return [y.detach(), *grads]
+
+
+@TRITON
+@pytest.mark.parametrize(
+    ("shape", "out", "bias"), [((2, 5, 48), 16, False), ((1, 3, 200), 8, True), ((4, 128), 3, True)]
+)
+def test_the_kernels_are_the_reference(shape: tuple[int, ...], out: int, bias: bool) -> None:
+    found = run(inputs(shape, out, bias, torch.float32), "triton")
+    exact = run(inputs(shape, out, bias, torch.float64), "reference")
+    for part, truth in zip(found, exact, strict=True):
+        torch.testing.assert_close(part.double(), truth, rtol=1e-5, atol=2e-5)
+
+
+@TRITON
+def test_bfloat16_stays_within_its_rounding() -> None:
+    found = run(inputs((4, 16, 64), 32, True, torch.bfloat16), "triton")
+    given = [t for t in inputs((4, 16, 64), 32, True, torch.bfloat16) if t is not None]
+    truth = run([t.detach().double().requires_grad_() for t in given], "reference")
+    for part, exact in zip(found, truth, strict=True):
+        assert (part.double() - exact).norm() < 0.01 * exact.norm()
+
+
+@TRITON
+def test_only_the_input_is_kept_for_the_backward_pass() -> None:
+    x, weight, _ = inputs((2, 5, 48), 16, False, torch.float32)
+    assert x is not None
+    assert weight is not None
+    kept: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        swiglu_linear(x, weight, impl="triton")
+    assert sorted(t.numel() for t in kept) == sorted((x.numel(), weight.numel()))
+
+
+def test_the_reference_by_hand() -> None:
+    x, weight, bias = inputs((2, 3, 8), 4, True, torch.float32)
+    assert x is not None
+    assert weight is not None
+    gate, up = x[..., :8], x[..., 8:]
+    expected = (gate * torch.sigmoid(gate) * up) @ weight.T + bias
+    torch.testing.assert_close(swiglu_linear(x, weight, bias), expected)
+    with pytest.raises(UserError, match="impl"):
+        swiglu_linear(x, weight, bias, impl="cuda")
