@@ -17,8 +17,9 @@ from scdd.bundle.folder import read
 from scdd.core.errors import OptionError, UserError
 from scdd.core.types import Vocab
 from scdd.models.dit import DiT
+from scdd.models.llama import Llama
 from scdd.models.network import Network
-from scdd.models.options import DiTConfig
+from scdd.models.options import DiTConfig, LlamaConfig
 from scdd.training.lora import adapt, merged
 from scdd.training.options import LoraOptions, TrainingOptions
 
@@ -67,6 +68,23 @@ def check(plain: Network, adapted: Network, z: torch.Tensor, t: torch.Tensor) ->
 def test_merged_weights_are_the_adapted_network(time: bool) -> None:
     z, t = torch.randint(12, (3, 7), generator=torch.Generator().manual_seed(5)), torch.tensor([0.1, 0.5, 0.9])
     check(made(time), made(time), z, t)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_merged_weights_are_the_adapted_decoder(bias: bool) -> None:
+    def decoder() -> Llama:
+        config = LlamaConfig(
+            depth=2, width=16, heads=4, kv_heads=2, head_width=4, mlp_width=24, qkv_bias=bias, mlp_bias=bias, tied=bias
+        )
+        net = Llama(config, VOCAB, torch.Generator().manual_seed(3))
+        generator = torch.Generator().manual_seed(4)
+        with torch.no_grad():
+            for p in net.parameters():
+                p.add_(0.2 * torch.randn(p.shape, generator=generator))
+        return net
+
+    z = torch.randint(12, (3, 7), generator=torch.Generator().manual_seed(5))
+    check(decoder(), decoder(), z, torch.tensor([0.1, 0.5, 0.9]))
 
 
 def test_all_four_matrices_of_a_block_are_adapted_or_those_that_are_named() -> None:
