@@ -42,11 +42,6 @@ class Batch:
         learnt = None if self.learnt is None else Learnt(*(t.pin_memory() for t in self.learnt))
         return Batch(self.tokens.pin_memory(), documents, self.real, learnt)
 
-    def rows(self, rows: slice) -> tuple[Tensor, Tensor | None, Learnt | None]:
-        """(tokens, documents, what is learnt) of some of the rows."""
-        documents = None if self.documents is None else self.documents[rows]
-        return self.tokens[rows], documents, None if self.learnt is None else self.learnt.rows(rows)
-
 
 @dataclass(frozen=True)
 class Rank:

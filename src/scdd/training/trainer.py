@@ -114,8 +114,10 @@ class Trainer:
         whole_slice = BatchSlice(self.seed, self.step, self.world.rank * count, count, total)
         finite = torch.ones((), dtype=torch.bool, device=self.world.device)
         for rows, part in whole_slice.micro_batches(self.options.micro_batch_size):
+            documents = None if batch.documents is None else batch.documents[rows]
+            learnt = None if batch.learnt is None else batch.learnt.rows(rows)
             with self.parallel.sending_gradients(last=rows.stop == count):
-                loss = self.parallel.forward(*batch.rows(rows), part)
+                loss = self.parallel.forward(batch.tokens[rows], documents, learnt, part)
                 loss.total.backward()  # type: ignore[no-untyped-call]
             self.meter.add(loss.nats, loss.tokens)
             finite = finite & torch.isfinite(loss.total.detach())
