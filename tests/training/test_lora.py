@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -94,6 +95,21 @@ def test_all_four_matrices_of_a_block_are_adapted_or_those_that_are_named() -> N
         assert sum(name.endswith("lora_A.default.weight") for name in net.state_dict()) == count
     with pytest.raises(UserError, match=r"lora.targets names q_proj, .*choose of qkv, out, mlp_in, mlp_out"):
         adapt(made(), LoraOptions(2, 2.0, ("q_proj",)), torch.Generator())
+
+
+@pytest.mark.parametrize("time", [False, True])
+def test_an_adapted_network_is_one_graph(time: bool) -> None:
+    net, z, t = made(time), torch.randint(12, (2, 5)), torch.tensor([0.2, 0.7])
+    adapt(net, OPTIONS, torch.Generator().manual_seed(1))
+    eager = net.hidden(z, t)
+    net.compile(fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(net.hidden(z, t), eager)
+
+
+def test_without_peft_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(UserError, match=r"lora needs the peft package: pip install .scdd\[lora\]"):
+        adapt(made(), OPTIONS, torch.Generator())
 
 
 def test_adapters_do_not_depend_on_global_state() -> None:

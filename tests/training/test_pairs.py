@@ -14,6 +14,7 @@ import scdd
 from scdd.bundle.folder import read
 from scdd.cli.main import main
 from scdd.core.errors import UserError
+from scdd.lm.chat import answer
 from scdd.recipe.load import load
 
 from .. import tiny
@@ -79,6 +80,12 @@ def test_a_run_on_chats_goes_on_with_the_same_bits_without_what_it_started_from(
     assert launch(first, sets=sets) == [0], said(tmp_path, first)
     assert read(first).extra["chat_template"] == TEMPLATE
     assert "1 pairs are left out" in said(tmp_path, first)
+    chatty = scdd.load(first)
+    assert isinstance(answer(chatty, CHAT[:2], room=12, steps=8), str)
+    with pytest.raises(UserError, match="a message without a text as its content"):
+        answer(chatty, [{"role": "user"}])
+    with pytest.raises(UserError, match="comes with no chat template"):
+        answer(scdd.load(tiny.checkpoint(tmp_path / "mute")), CHAT[:2])
     # From now on tokenizer and template come with the model.
     tuned = [f"data={{kind: pairs, path: {path}, length: 96}}", f"training.start_from={first}", *PRETRAINED]
     assert launch(tmp_path / "calm", sets=tuned) == [0], said(tmp_path, tmp_path / "calm")
