@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from common import matmul_rate, measure, parser, report, result
 from scdd.core import Vocab
 from scdd.core.types import padded
-from scdd.models import llama
+from scdd.models import attention, llama
 from scdd.models.compiled import compile_network
 from scdd.models.dit import DiT
 from scdd.models.options import DECODERS, SIZES
@@ -52,7 +52,8 @@ class Setup:
             if not parameter.detach().any():
                 torch.nn.init.normal_(parameter, std=0.02)
         if args.device == "cuda" and not args.eager:
-            compile_network(self.model, options={"triton.cudagraphs": True} if args.cudagraphs else {})
+            chosen = {"triton.cudagraphs": args.cudagraphs, "max_autotune_gemm": args.autotune}
+            compile_network(self.model, options={name: True for name, wanted in chosen.items() if wanted})
         options = OptimiserOptions(steps=100_000, warmup_steps=10)
         self.optimiser = Optimiser(self.model.named_parameters(), options)
         self.average = MovingAverage(self.model)
@@ -79,6 +80,7 @@ def network(args: Any, vocab: Vocab) -> Any:
     if args.network == "dit":
         return DiT(shape, vocab)
     llama.Block.mlp_impl, llama.Norm.impl = args.mlp, args.norm
+    attention.GROUPED[args.device] = args.groups or attention.GROUPED[args.device]
     made = llama.Llama(shape, vocab)
     made.recompute = args.recompute
     return made
@@ -142,10 +144,12 @@ def main() -> None:
     args.add_argument("--impl", default="auto", help="of ops.elbo")
     args.add_argument("--eager", action="store_true", help="compile nothing")
     args.add_argument("--cudagraphs", action="store_true", help="replay the compiled passes as CUDA graphs")
+    args.add_argument("--autotune", action="store_true", help="let the compiler try its own matrix products, too")
     args.add_argument("--only", default="", help="measure only the steps whose name contains this, and the plain one")
     args.add_argument("--attention", default="", help="cudnn, flash or efficient first; default: as torch chooses")
     args.add_argument("--mlp", default="auto", help="llama: impl of ops.swiglu")
     args.add_argument("--norm", default="auto", help="llama: impl of ops.norm")
+    args.add_argument("--groups", default="", help="llama: native, fold or repeat, see models.attention.GROUPED")
     args.add_argument("--recompute", action="store_true", help="llama: compute blocks again in the backward pass")
     args = args.parse_args()
     for name, value in DEFAULTS[args.network].items():

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from scdd.core import Head, UserError, Vocab
 from scdd.core.denoiser import Denoiser
+from scdd.models import attention
 from scdd.models.compiled import compile_network
 from scdd.models.llama import Llama
 from scdd.models.options import DECODERS, LlamaConfig, RotaryScaling, make_network
@@ -131,6 +132,7 @@ def test_both_spellings_of_rotary_parameters() -> None:
     ("name", "changes", "told"),
     [
         ("llama", {"model_type": "gpt2"}, "model_type is 'gpt2'"),
+        ("llama", {"model_type": ["llama"]}, "model_type is"),
         ("llama", {"hidden_act": "gelu"}, "hidden_act"),
         ("llama", {"hidden_size": "32"}, "hidden_size is '32'"),
         ("llama", {"num_hidden_layers": 10**9}, "from 1 to 1024"),
@@ -144,6 +146,11 @@ def test_both_spellings_of_rotary_parameters() -> None:
         ("llama", {"partial_rotary_factor": 0.5}, "whole heads"),
         ("mistral", {"sliding_window": 64}, "sliding_window is 64"),
         ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "layer_types": ["sliding_attention"]}, "in use"),
+        (
+            "qwen2",
+            {"use_sliding_window": True, "sliding_window": 8, "layer_types": None, "max_window_layers": 1},
+            "in use",
+        ),
     ],
 )
 def test_what_is_not_computed_is_refused(name: str, changes: dict[str, Any], told: str) -> None:
@@ -168,6 +175,8 @@ def test_weights_that_do_not_fit_their_config_are_refused() -> None:
         from_hf(config, {k: v for k, v in state.items() if k != wanted}, VOCAB)
     with pytest.raises(UserError, match=f"{wanted} is"):
         from_hf(config, {**state, wanted: state[wanted][1:]}, VOCAB)
+    with pytest.raises(UserError, match="quantised"):
+        from_hf(config, {**state, wanted: state[wanted].to(torch.int8)}, VOCAB)
     with pytest.raises(UserError, match=r"have model\.odd"):
         from_hf(config, {**state, "model.odd": state[wanted]}, VOCAB)
     old = {**state, "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
@@ -293,6 +302,20 @@ def test_rows_of_the_head_beyond_the_vocabulary_do_not_matter() -> None:
     assert isinstance(model.head, Head)
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_every_way_of_grouping_heads_is_the_same_attention(packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, z = network(kv_heads=1), tokens(3, 9)
+    documents = torch.tensor([[0] * 4 + [1] * 5, [0] * 9, [2] * 7 + [-1] * 2]) if packed else None
+    found = {}
+    for way in ("fold", "repeat", "native"):
+        monkeypatch.setitem(attention.GROUPED, "cpu", way)
+        found[way] = model.hidden(z, documents=documents)
+        torch.testing.assert_close(found[way], found["fold"])
+    model.compute_dtype = torch.bfloat16  # which goes to SDPA's own grouping
+    rough = model.hidden(z, documents=documents)
+    assert (rough.float() - found["fold"]).norm() < 0.02 * rough.float().norm()
+
+
 def gradients(model: Llama, z: Tensor) -> dict[str, Tensor]:
     model.zero_grad()
     weight = torch.sin(torch.arange(z.numel() * 32.0)).view(*z.shape, 32)
@@ -359,14 +382,24 @@ def test_published_sizes() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("mlp_impl", ["triton", "reference"])
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("mlp_impl", "groups", "recompute"),
+    [
+        ("triton", "native", False),
+        ("triton", "fold", False),
+        ("triton", "repeat", False),
+        ("reference", "native", False),
+        ("triton", "native", True),
+    ],
+)
 def test_on_a_gpu_compiled_gradients_are_the_eager_reference_ones(
-    mlp_impl: str, recompute: bool, monkeypatch: pytest.MonkeyPatch
+    mlp_impl: str, groups: str, recompute: bool, causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernels inside the compiled graph, grouped heads in flash attention."""
     torch._dynamo.reset()
-    config = LlamaConfig(depth=2, width=576, heads=9, kv_heads=3, head_width=64, mlp_width=1536)
+    monkeypatch.setitem(attention.GROUPED, "cuda", groups)
+    config = LlamaConfig(depth=2, width=576, heads=9, kv_heads=3, head_width=64, mlp_width=1536, causal=causal)
     model = Llama(config, VOCAB, torch.Generator().manual_seed(0)).cuda()
     z = tokens(16, 256).cuda()
     direction = torch.randn(16, 256, 576, generator=torch.Generator().manual_seed(1)).cuda() / 64

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 BASE = 10_000.0
 FLASH_WIDTH = 256  # the widest heads that flash attention takes
+GROUPED = {"cuda": "native", "cpu": "fold"}
+"""By device, how few heads of keys serve many of queries: by flash attention itself (native), as more queries (fold), or
+by copies of the keys (repeat), which is also what the others do where they cannot."""
 SHORTEST = 1024  # rows of the first table: most runs never grow it, so a compiled graph never sees it change
 
 
@@ -98,15 +101,17 @@ def _grouped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool)
     """Attention with fewer heads of keys and values, by whatever spares the most copies of them here."""
     batch, heads, length, width = q.shape
     groups = heads // k.shape[1]
-    if q.is_cuda and mask is None and q.dtype in (torch.bfloat16, torch.float16) and width <= FLASH_WIDTH:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
-    if q.device.type == "cpu" and not causal:
+    way = GROUPED.get(q.device.type, "repeat")
+    if way == "fold" and not causal:
         # A group's heads are so many more queries of one head: nothing of the keys and values is copied.
         if mask is not None:
             mask = mask.expand(*mask.shape[:-2], length, k.shape[2]).repeat(*(1,) * (mask.dim() - 2), groups, 1)
         mixed = F.scaled_dot_product_attention(q.reshape(batch, -1, groups * length, width), k, v, attn_mask=mask)
-        return mixed.view(batch, heads, length, width)
-    # SDPA's other kernels want as many heads everywhere; asked to, it would take its slowest.
+        return mixed.reshape(batch, heads, length, width)
+    half = q.dtype in (torch.bfloat16, torch.float16)
+    if way == "native" and half and mask is None and width <= FLASH_WIDTH:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
+    # SDPA's other kernels want as many heads everywhere; asked to group them, it would take its slowest.
     k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
 

@@ -30,7 +30,7 @@ SKIPPED = "rotary_emb.inv_freq"  # a table that old checkpoints carry
 def config_of(hf_config: Mapping[str, Any]) -> LlamaConfig:
     """The shape that a config.json describes, causal as it was trained; refuses what this package does not compute."""
     family = hf_config.get("model_type")
-    if family not in FAMILIES:
+    if not isinstance(family, str) or family not in FAMILIES:
         raise UserError(f"model_type is {family!r}: this version of scdd reads {', '.join(FAMILIES)}.", "model_type")
     _refuse_others(hf_config)
     width, heads = _whole(hf_config, "hidden_size"), _whole(hf_config, "num_attention_heads")
@@ -82,8 +82,8 @@ def _window(config: Mapping[str, Any]) -> bool:
     if isinstance(layers := config.get("layer_types"), list):
         return "sliding_attention" in layers
     if family != "mistral":
-        return bool(config.get("max_window_layers", 28) < _whole(config, "num_hidden_layers"))
-    return bool(_whole(config, "sliding_window") < _whole(config, "max_position_embeddings", OTHERS))
+        return _whole(config, "max_window_layers", 28) < _whole(config, "num_hidden_layers")
+    return _whole(config, "sliding_window") < _whole(config, "max_position_embeddings", OTHERS)
 
 
 def _rotary(config: Mapping[str, Any]) -> tuple[float, RotaryScaling | None]:
@@ -192,6 +192,8 @@ def from_hf(
             raise UserError(f"the model's weights have no {name}, which its config asks for: get the whole checkpoint.")
         if (found := tuple(state[name].shape)) != size:
             raise UserError(f"{name} is {found} and its config says {size}: get weights and config of one model.")
+        if not state[name].is_floating_point():
+            raise UserError(f"{name} is of {state[name].dtype}: get the checkpoint that it was quantised from.")
         left.discard(name)
         return state[name]
 

@@ -30,9 +30,11 @@ def add_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """(x + delta, scale · RMSNorm(x + delta)), both in x's dtype: `add_norm` without centring and shift.
 
-    x and delta [B, L, D]; scale [D] float32; eps is added to the mean square.
+    x and delta [B, L, D]; scale [D] float32; eps is added to the mean square. On a GPU the kernels also run without
+    gradients, unless a compiler is there to fuse what the reference does in eight.
     """
-    if delta is not None and _pays(impl, x):
+    alone = choose(impl, x) == "triton" and not torch.compiler.is_compiling()
+    if delta is not None and (alone or _pays(impl, x)):
         from scdd.ops.norm.triton import add_rms_norm as fused
 
         return fused(x, delta, scale, eps)

@@ -15,7 +15,8 @@ def swiglu_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, impl: s
     On a GPU, while gradients are wanted, only x is kept for the backward pass: the kernel that differentiates the
     product writes it once more, for the weight's gradient. The compiler alone keeps both, half as much again.
     """
-    if impl == "triton" or (choose(impl, x) == "triton" and torch.is_grad_enabled()):
+    plain = torch.compiler.is_compiling() and not torch.is_grad_enabled()  # which the compiler fuses as well
+    if impl == "triton" or (choose(impl, x) == "triton" and not plain):
         from scdd.ops.swiglu.triton import swiglu_linear as fused
 
         return fused(x, weight, bias)
