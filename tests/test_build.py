@@ -31,7 +31,7 @@ SYSTEMS = ("scdd-0.1", "scdd-0.2", "gidd+-0.1", "gidd+-0.2", "mdlm", "ar")
 TABLE = {"wikitext103": (512, 100_000, 128), "lm1b": (128, 500_000, 512), "owt": (512, 1_000_000, 256)}
 
 
-@pytest.mark.parametrize("name", shipped())
+@pytest.mark.parametrize("name", [name for name in shipped() if load(name).model.kind != "pretrained"])
 def test_every_shipped_recipe_builds_on_the_meta_device(name: str) -> None:
     spec = load(name)
     with torch.device("meta"):

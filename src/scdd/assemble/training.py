@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from scdd.bundle import folder as bundle
-from scdd.bundle.folder import FOREIGN, Bundle, Identity
+from scdd.bundle.folder import CHAT_TEMPLATE, FOREIGN, Bundle, Identity
 from scdd.core.errors import UserError, at
 from scdd.core.rng import derive_seed
 from scdd.core.types import Vocab
 from scdd.data import corpus as documents
 from scdd.data.loader import Loader, Rank, validation_batches
-from scdd.data.options import ShardsOptions, TextOptions
-from scdd.data.pack import Packing, cut
+from scdd.data.options import PairsOptions, ShardsOptions, TextOptions
+from scdd.data.pack import Blocks, Packing, cut
 from scdd.data.shards import MemoryTokens, Shards, TokenStream, read_manifest
 from scdd.data.texts import split_texts
 from scdd.data.tokenizer import TextTokenizer
@@ -39,6 +39,9 @@ from scdd.training.parallel import LossModule, Parallel, World
 from scdd.training.resume import Checkpoints
 from scdd.training.trainer import Trainer
 from scdd.training.validate import validate
+
+if TYPE_CHECKING:
+    from scdd.data.pairs import PairBlocks
 
 BUNDLED = Path(__file__).parent.parent / "assets" / "wiki"
 
@@ -82,16 +85,30 @@ class Corpus:
     """Tokens to train on and to validate on, and what their ids mean."""
 
     tokenizer: TextTokenizer
-    train: TokenStream
-    valid: TokenStream | None
+    train: TokenStream | PairBlocks
+    valid: TokenStream | PairBlocks | None
     length: int
     packing: Packing
+    chat_template: str | None = None  # with which chats were rendered
+    notices: tuple[str, ...] = ()  # what the user should know of the data
+
+    def blocks(self, part: TokenStream | PairBlocks) -> Blocks:
+        """Rows of `train` or `valid`."""
+        return part if isinstance(part, Blocks) else cut(part, self.length, self.packing)
 
 
-def corpus(spec: Recipe, tokenizer: str | None = None, verify: bool = False) -> Corpus:
-    """The recipe's data. `tokenizer` is the text of the one that the run already uses; `verify` reads every checksum."""
+def corpus(
+    spec: Recipe, tokenizer: str | None = None, verify: bool = False, chat_template: str | None = None
+) -> Corpus:
+    """The recipe's data. `tokenizer` and `chat_template` are the texts of those that the run already uses; `verify` reads
+    every checksum."""
     options, known = spec.data, TextTokenizer(tokenizer) if tokenizer is not None else None
     with at("data"):
+        if isinstance(options, PairsOptions):
+            from scdd.assemble.pairs import pairs
+
+            own, train, valid, template, notices = pairs(spec, options, known, chat_template)
+            return Corpus(own, train, valid, options.length, "pairs", template, notices)
         return _shards(options, known, verify) if isinstance(options, ShardsOptions) else _text(options, known)
 
 
@@ -156,23 +173,31 @@ def trainer(
             )
         net.requires_grad_(False)
     _require_lookahead(spec, net)
+    if training.lora is not None:
+        from scdd.training.lora import adapt
+
+        if isinstance(spec.objective, PrismOptions):
+            raise UserError("training.lora adapts a denoiser, and objective.kind prism trains a head: choose one.")
+        with at("training"):
+            adapt(net, training.lora, torch.Generator().manual_seed(derive_seed(spec.seed, "lora") >> 1))
     net.compute_dtype = torch.bfloat16 if training.precision == "bf16" else None
     module = LossModule(net, minimised, world.size, training.grow_attention).to(world.device)
     compile = training.compile and world.device.type == "cuda"
     parallel = Parallel(module, world, compile, training.cuda_graphs)
     with at("data"):
-        blocks = cut(data.train, data.length, data.packing)
+        blocks = data.blocks(data.train)
     with at("training"):
         rank = Rank(world.rank, world.size)
         loader = Loader(blocks, training.batch_size, spec.seed, rank, world.device)
     # A process that is not the recipe's: checkpoints say so, and are not loaded without it.
     named = repr(minimised.process) == repr(make_process(spec.process, vocab))
+    template = {} if data.chat_template is None else {CHAT_TEMPLATE: data.chat_template}
     identity = Identity(
         recipe=dumps(spec),
         vocab=vocab,
         tokenizer=data.tokenizer.to_str(),
         network=net.description(),
-        extra={} if named else {FOREIGN: repr(minimised.process)},
+        extra={**template, **({} if named else {FOREIGN: repr(minimised.process)})},
     )
     checkpoints = Checkpoints(run, identity, world, training.keep_last)
     validation = _validation(spec, data, parallel)
@@ -204,7 +229,7 @@ def _validation(spec: Recipe, data: Corpus, parallel: Parallel) -> Callable[[], 
 
     def bound() -> Estimate:
         limit = training.validate_batches * rows
-        blocks, rank = cut(valid, data.length, data.packing), Rank(world.rank, world.size)
+        blocks, rank = data.blocks(valid), Rank(world.rank, world.size)
         batches = validation_batches(blocks, rows, limit, rank, world.device)
         return validate(parallel, batches, spec.seed, rows, training.micro_batch_size)
 
@@ -217,7 +242,7 @@ def _network(
     """(The run's network, the checkpoint whose weights it is to start from)."""
     vocab, start, causal = tokenizer.vocab, spec.training.start_from, spec.process.kind == "ar"
     last = bundle.newest_checkpoint(run)
-    if own is None and last is not None and isinstance(spec.model, PretrainedOptions):
+    if own is None and last is not None and start is not None:
         # A run that goes on has its own weights, and needs only to know its network.
         return make_network(bundle.meta(last)["network"], vocab), None
     checkpoint = None if start is None else bundle.read(start)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from scdd.core.errors import UserError
 from scdd.data.corpus import read
+from scdd.data.pack import Blocks
 from scdd.data.shards import INDEX, MemoryTokens, Shards, TokenStream, read_manifest
 from scdd.data.tokenizer import TextTokenizer
 from scdd.evals.measure.model import EvalModel
@@ -98,4 +99,6 @@ def _validation(model: EvalModel) -> tuple[TokenStream, str]:
         raise UserError(f"The validation data of {model.label} cannot be had, so name a text ({error})") from error
     if held is None:
         raise UserError(f"The data of {model.label} has no validation split: name a text.")
+    if isinstance(held, Blocks):
+        raise UserError(f"{model.label} was trained on pairs, which are no running text: name a text.")
     return held, f"{Path(spec.data.path).name} (validation)"
