@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from dataclasses import FrozenInstanceError, asdict, replace
 from pathlib import Path
 from typing import Any
@@ -195,6 +196,7 @@ def test_a_mistake_in_set_is_named_with_its_place_and_a_cure(change: str, messag
     with pytest.raises(UserError) as caught:
         loads(LEAST, "my.yaml", [change])
     assert message in str(caught.value)
+    assert re.search(r"[^.][.?]$", str(caught.value)), "one full stop, or a question"
     if "fit process" not in message and "needs process" not in message:  # those lie between two settings
         assert str(caught.value).startswith(f"{change}: ")
 
