@@ -52,6 +52,7 @@ def test_every_key_and_every_flag_has_a_row() -> None:
         "| `data` | [shards](#ShardsOptions); [text](#TextOptions); [pairs](#PairsOptions) | required | What to train on. |"
         in recipes
     )
+    assert "| `targets` | list of text or `null` | `null` |" in recipes
     assert "## scdd eval\n" in commands
     assert re.search(r"### scdd eval recovery\n(?:(?!##).)*\| `--threshold` \| `T,T…` \|", commands, re.S)
     assert re.search(r"\| `--num, --samples` \| `int` \|", commands)
