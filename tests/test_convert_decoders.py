@@ -316,17 +316,44 @@ def test_a_foreign_model_trains_on_as_a_diffusion_model(
     spec = recipe.from_dict(
         {
             "name": "further",
-            "data": {"kind": "text", "path": str(tmp_path / "text.txt"), "tokenizer": str(source), "length": 16,
-                     "separator": "line"},
+            "data": {"kind": "text", "path": str(tmp_path / "text.txt"), "length": 16, "separator": "line"},
             "model": {"kind": "pretrained"},
             "process": {"kind": "scdd"},
             "training": {"steps": 1, "batch_size": 2, "validate_batches": 1, "start_from": str(source)},
         }
     )  # fmt: skip
-    trainer = build.trainer(spec, tmp_path / "run", World(), build.corpus(spec))
+    corpus = build.corpus(spec)
+    assert corpus.tokenizer.to_str() == read(source).tokenizer, "its own, though the recipe names none"
+    named = recipe.from_dict(recipe.to_dict(spec), overrides=[f"data.tokenizer={source}"])
+    assert build.corpus(named).tokenizer.hash == corpus.tokenizer.hash
+    trainer = build.trainer(spec, tmp_path / "run", World(), corpus)
     trainer.run()
     found = read(tmp_path / "run")
     assert found.network is not None
     assert found.network["causal"] is False
     before = load_file(small_files[1] / "model.safetensors")["model.norm.weight"]
     assert torch.allclose(found.weights["norm.weight"], before, atol=0.01)
+
+
+@pytest.mark.parametrize("kind", ["folder", "gguf"])
+def test_chats_are_written_with_a_foreign_models_own_template(
+    small_files: tuple[Path, Path], tmp_path: Path, kind: str
+) -> None:
+    source = small_files[0 if kind == "gguf" else 1]
+    chat = {"messages": [{"role": "user", "content": "river"}, {"role": "assistant", "content": "the sea"}]}
+    (tmp_path / "chats.jsonl").write_text(f"{json.dumps(chat)}\n" * 4)
+    spec = recipe.from_dict(
+        {
+            "name": "chats",
+            "data": {"kind": "pairs", "path": str(tmp_path / "chats.jsonl"), "length": 32},
+            "model": {"kind": "pretrained"},
+            "process": {"kind": "scdd"},
+            "training": {"steps": 1, "batch_size": 2, "start_from": str(source)},
+        }
+    )
+    corpus = build.corpus(spec)
+    assert corpus.chat_template == CHAT
+    assert corpus.tokenizer.to_str() == read(source).tokenizer
+    (row,) = corpus.blocks(corpus.train).take(np.array([0]))[0]
+    text = corpus.tokenizer.decode(row.tolist(), skip_special=False)
+    assert "<|im_start|>river<|im_end|><|im_start|>the sea<|im_end|><|endoftext|>" in text

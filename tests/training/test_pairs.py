@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import scdd
+from scdd.assemble import training as build
 from scdd.bundle.folder import read
 from scdd.cli.main import main
 from scdd.core.errors import UserError
@@ -95,6 +96,19 @@ def test_a_run_on_chats_goes_on_with_the_same_bits_without_what_it_started_from(
     assert launch(tmp_path / "killed", sets=tuned) == [0], said(tmp_path, tmp_path / "killed")
     assert "resuming from" in said(tmp_path, tmp_path / "killed")
     same(tmp_path / "calm", tmp_path / "killed")
+
+
+def test_a_run_that_goes_on_does_not_ask_what_it_started_from(
+    recipe_file: Path, tmp_path: Path, sets: list[str]
+) -> None:
+    spec = load(recipe_file, sets)
+    first = build.corpus(spec)
+    assert first.tokenizer.hash == tiny.tokenizer().hash
+    shutil.rmtree(tmp_path / "start")
+    again = build.corpus(spec, first.tokenizer.to_str())
+    assert again.tokenizer.hash == first.tokenizer.hash
+    with pytest.raises(UserError, match=r"^training.start_from: .*start"):
+        build.corpus(spec)
 
 
 @pytest.mark.parametrize(

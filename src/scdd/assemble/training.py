@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from scdd.assemble.reading import settled
 from scdd.bundle import folder as bundle
+from scdd.bundle.convert import Reading
 from scdd.bundle.folder import CHAT_TEMPLATE, FOREIGN, Bundle, Identity
 from scdd.core.errors import UserError, at
 from scdd.core.rng import derive_seed
 from scdd.core.types import Vocab
 from scdd.data import corpus as documents
 from scdd.data.loader import Loader, Rank, validation_batches
-from scdd.data.options import PairsOptions, ShardsOptions, TextOptions
+from scdd.data.options import ShardsOptions, TextOptions
 from scdd.data.pack import Blocks, Packing, cut
 from scdd.data.shards import MemoryTokens, Shards, TokenStream, read_manifest
 from scdd.data.texts import split_texts
@@ -103,13 +105,18 @@ def corpus(
     """The recipe's data. `tokenizer` and `chat_template` are the texts of those that the run already uses; `verify` reads
     every checksum."""
     options, known = spec.data, TextTokenizer(tokenizer) if tokenizer is not None else None
+    if isinstance(options, ShardsOptions):
+        with at("data"):
+            return _shards(options, known, verify)
+    own, template = settled(spec, options, Reading(known, chat_template))
     with at("data"):
-        if isinstance(options, PairsOptions):
-            from scdd.assemble.pairs import pairs
+        if isinstance(options, TextOptions):
+            return _text(options, own)
+        from scdd.assemble.pairs import pairs
 
-            own, train, valid, template, notices = pairs(spec, options, known, chat_template)
-            return Corpus(own, train, valid, options.length, "pairs", template, notices)
-        return _shards(options, known, verify) if isinstance(options, ShardsOptions) else _text(options, known)
+        assert own is not None  # or `settled` had refused
+        train, valid, notices = pairs(options, own, template, one_end=spec.process.kind == "ar")
+        return Corpus(own, train, valid, options.length, "pairs", template, notices)
 
 
 def _shards(spec: ShardsOptions, known: TextTokenizer | None, verify: bool) -> Corpus:
@@ -128,10 +135,7 @@ def _text(spec: TextOptions, known: TextTokenizer | None) -> Corpus:
     with at("path"):
         texts = documents.read([BUNDLED if spec.path == "bundled" else spec.path], separator=spec.separator)
     held, kept = split_texts(texts, spec.valid_fraction)
-    if known is None and spec.tokenizer is not None:
-        known = TextTokenizer.load(spec.tokenizer)
-    elif known is None:
-        known = TextTokenizer.train(kept, spec.vocab_size)
+    known = known or TextTokenizer.train(kept, spec.vocab_size)
     train, valid = (MemoryTokens.encoded(part, known) for part in (kept, held))
     return Corpus(known, train, valid, spec.length, _packing(spec))
 

@@ -36,7 +36,8 @@ class TextOptions(Options):
     path: Text = "bundled"
     """What `scdd prepare` reads too: a text or JSONL file, a folder of them, hf:NAME; bundled is the package's own."""
     tokenizer: Text | None = None
-    """A tokenizer.json or a name on the hub; null trains a byte-level BPE on the text itself."""
+    """A tokenizer.json or a name on the hub; null takes that of training.start_from, or without one trains a byte-level BPE on
+    the text itself."""
     vocab_size: Annotated[int, Ge(259)] = 2048
     """Tokens of the BPE when it is trained here, special ones included."""
     length: Count = 128
