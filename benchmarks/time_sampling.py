@@ -181,7 +181,7 @@ class Run:
         parallel = next(p for share, p in reversed(self.phases) if self.step >= share * self.total)
         rows = batch.tokens.shape[0]
         seed = derive_seed(self.bench.args.seed, "training")
-        loss = parallel.forward(batch.tokens, batch.documents, BatchSlice(seed, self.step, 0, rows, rows))
+        loss = parallel.forward(batch.tokens, batch.documents, None, BatchSlice(seed, self.step, 0, rows, rows))
         loss.total.backward()
         self.optimiser.update_and_average(self.step, self.average)
         parallel.module.objective.end_step(lambda tensor: None)

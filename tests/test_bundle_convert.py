@@ -21,7 +21,8 @@ from scdd.core.errors import UserError
 from scdd.core.types import Vocab
 from scdd.models.dit import DiT
 from scdd.models.options import DiTConfig, make_network
-from scdd.models.weights.authors import NetworkFile, from_gidd, from_reference, to_gidd, to_reference
+from scdd.models.weights.authors import from_gidd, from_reference, to_gidd, to_reference
+from scdd.models.weights.checkpoint import NetworkFile
 from scdd.models.weights.unpickle import Inert, StoredTensor, read_checkpoint
 from tests.reference_network import State, logits, random_state
 

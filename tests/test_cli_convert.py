@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 import os
 import sys
+import zipfile
+import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -17,6 +21,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 import scdd
 from scdd.bundle.folder import read
 from scdd.cli.main import main
+from scdd.core.errors import UserError
 from scdd.core.types import padded
 from scdd.data.tokenizer import TextTokenizer
 from scdd.processes.gidd import GIDD
@@ -147,6 +152,23 @@ def test_gidds_folder(
     assert main(["report", str(tmp_path / "r"), "--out", str(tmp_path / "r.html")]) == 0, capsys.readouterr().err
 
 
+def test_mdlms_hub_folder(convert: Convert, tmp_path: Path) -> None:
+    folder, own = tmp_path / "mdlm", tiny.tokenizer()
+    folder.mkdir()
+    state = weights(own.size)
+    save_file(prefixed({k: v for k, v in state.items() if "rotary" not in k}), folder / "model.safetensors")
+    config = {"model_type": "mdlm", "model_length": 24, "n_heads": HEADS, "time_conditioning": True}
+    (folder / "config.json").write_text(json.dumps(config))
+    own.save(folder)
+    code, _, err = convert(folder, "--out", tmp_path / "m")
+    assert (code, err) == (0, "")
+    lm = scdd.load(tmp_path / "m", device="cpu")
+    assert isinstance(lm.process, MDLM)
+    assert lm.context == 24
+    z = tokens(own.size)
+    assert close(lm, z, logits(state, z, -torch.log(1 - (1 - 1e-3) * T), HEADS))
+
+
 def test_what_the_files_do_not_say_is_asked_for(convert: Convert, tmp_path: Path) -> None:
     own = tiny.tokenizer()
     file = lightning(tmp_path / "last.ckpt", weights(own.size), None)
@@ -238,3 +260,50 @@ def test_a_mask_is_a_known_one_then_a_free_one_then_an_added_one() -> None:
     chat = made("<|endoftext|>", "<|im_start|>", "<|im_end|>", bos="<|im_start|>", eos="<|im_end|>")
     assert (chat.bos, chat.eos, chat.mask, chat.mask_id, chat.added) == (*["<|endoftext|>"] * 2, "[MASK]", 6, 1)
     assert made("<a>", "<b>", bos="<a>", eos="<b>").bos == "<a>"
+
+
+def test_files_that_promise_more_than_they_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(state: dict[str, Any], word: str) -> None:
+        torch.save({"state_dict": prefixed(state)}, tmp_path / "x.ckpt")
+        with pytest.raises(UserError, match=word):
+            read(tmp_path / "x.ckpt")
+
+    state = weights(60)
+    refused(state | {"blocks.4000.mlp.0.bias": torch.zeros(3)}, "numbered in a row")
+    refused(state | {"vocab_embed.embedding": torch.zeros(60)}, "a matrix of a network")
+    refused(state | {"vocab_embed.embedding": torch.zeros(1).expand(60, 1 << 30)}, "a matrix of a network")
+    refused(state | {"vocab_embed.embedding": torch.zeros(1).expand(60, 16)}, "4 bytes for a tensor")
+    refused(state | {"rotary_emb.inv_freq": torch.zeros(0)}, "attention heads")
+    with (
+        zipfile.ZipFile(tmp_path / "x.ckpt") as old,
+        zipfile.ZipFile(tmp_path / "y.ckpt", "w", zipfile.ZIP_DEFLATED) as new,
+    ):
+        for name in old.namelist():
+            new.writestr(name, old.read(name))
+    with pytest.raises(UserError, match="compressed"):
+        read(tmp_path / "y.ckpt")
+
+    # a configuration whose parts are named again and again is not walked through for ever
+    laughs = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 60))
+    (tmp_path / "config.yaml").write_text(laughs + "model: {p_uniform: 0.1, diffusion_process: scdd}\n")
+    torch.save(weights(60), tmp_path / "model.pt")
+    assert '"p_u": 0.1' in read(tmp_path / "model.pt").recipe
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_damage_anywhere_is_a_sentence(tmp_path: Path, seed: int) -> None:
+    """Bytes changed at random: the file is read or refused, and never breaks anything."""
+    random = Random(seed)
+    file = lightning(tmp_path / "last.ckpt", weights(60), {"p_u": 0.1, "model": {"length": 8}})
+    content = bytearray(file.read_bytes())
+    with zipfile.ZipFile(file) as archive:
+        info = next(each for each in archive.infolist() if each.filename.endswith("data.pkl"))
+        program = range(info.header_offset, info.header_offset + info.file_size)
+    for _ in range(random.randint(1, 8)):
+        content[random.choice(program)] = random.randrange(256)
+    # the checksum of the archive would refuse them all
+    crc = zlib.crc32(content[info.header_offset + 30 + len(info.filename) :][: info.file_size])
+    content = content.replace(info.CRC.to_bytes(4, "little"), crc.to_bytes(4, "little"))
+    file.write_bytes(content)
+    with suppress(UserError):
+        read(file)

@@ -58,6 +58,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
 }
 TEXT = "The river runs to the sea."
 AUTOREGRESSIVE = ("process.kind=ar", "objective.kind=ar", "sampling.sampler.kind=ar")
+CHAT = "{% for m in messages %}{{ m.content }}{% endfor %}"
 WEIGHTS = {"sigma": "bfloat16"}  # the others float32
 
 
@@ -73,7 +74,11 @@ def checkpoint(folder: Path, description: dict[str, Any]) -> Path:
     weights |= {f"quality.{name}": value for name, value in head.state_dict().items()}
     spec = recipe.loads(tiny.RECIPE, overrides=AUTOREGRESSIVE if description.get("causal") else ())
     identity = bundle.Identity(
-        recipe=recipe.dumps(spec), vocab=tokenizer.vocab, tokenizer=tokenizer.to_str(), network=network.description()
+        recipe=recipe.dumps(spec),
+        vocab=tokenizer.vocab,
+        tokenizer=tokenizer.to_str(),
+        network=network.description(),
+        extra={"chat_template": CHAT},
     )
     return bundle.write(folder, identity, weights)
 
@@ -178,6 +183,7 @@ def test_what_transformers_saves_comes_back(place: Path, name: str, tmp_path: Pa
     assert back.network.description() == first.network.description()
     assert (repr(back.process), back.sampling, back.context) == (repr(first.process), first.sampling, first.context)
     assert back.tokenizer.encode(TEXT) == first.tokenizer.encode(TEXT)
+    assert back.chat_template == first.chat_template == CHAT
     weights = first.network.state_dict()
     assert all(torch.equal(value, weights[key]) for key, value in back.network.state_dict().items())
     shutil.copytree(place / f"again-{name}", tmp_path / "other")

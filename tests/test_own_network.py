@@ -163,7 +163,7 @@ def test_a_checkpoint_of_the_hub_runs_no_code(run: Path, monkeypatch: pytest.Mon
     from scdd.bundle import folder
 
     newest = newest_checkpoint(run)
-    monkeypatch.setattr(folder, "_download", lambda source: newest)
+    monkeypatch.setattr(folder, "_downloaded", lambda source: newest)
     with pytest.raises(UserError, match=r"would run the code of neighbours:build .*network=module"):
         scdd.load("somebody/model")
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from dataclasses import FrozenInstanceError, asdict, replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from scdd.core.errors import UserError
+from scdd.data.options import PairsOptions
 from scdd.models.options import DiTOptions
 from scdd.objectives.options import ArOptions as ArObjectiveOptions
 from scdd.objectives.options import ElboOptions, PrismOptions
@@ -68,12 +70,15 @@ def recipes(draw: st.DrawFn) -> Recipe:
         )
     elif isinstance(objective, PrismOptions):
         process = MdlmOptions()
+    data = draw(st.from_type(_hint("data")))
+    assume(not (isinstance(objective, PrismOptions) and isinstance(data, PairsOptions)))
     assume(isinstance(process, AutoregressiveOptions) == isinstance(sampling.sampler, ArSamplerOptions))
     return draw(
         st.builds(
             Recipe,
             process=st.just(process),
             objective=st.just(objective),
+            data=st.just(data),
             sampling=st.just(sampling),
             training=st.just(training),
             model=st.just(model),
@@ -191,6 +196,7 @@ def test_a_mistake_in_set_is_named_with_its_place_and_a_cure(change: str, messag
     with pytest.raises(UserError) as caught:
         loads(LEAST, "my.yaml", [change])
     assert message in str(caught.value)
+    assert re.search(r"[^.][.?]$", str(caught.value)), "one full stop, or a question"
     if "fit process" not in message and "needs process" not in message:  # those lie between two settings
         assert str(caught.value).startswith(f"{change}: ")
 
@@ -200,7 +206,7 @@ def test_a_mistake_in_set_is_named_with_its_place_and_a_cure(change: str, messag
     [
         (LEAST.replace("steps", "step"), "my.yaml: training.step is not a known key; did you mean steps?"),
         (LEAST.replace("scdd}", "scdd, schedule: {kind: peaked, p_uu: 1}}"), "my.yaml: process.schedule.p_uu is not"),
-        (LEAST.replace("kind: shards, ", ""), "my.yaml: data.kind is missing; choose one of shards, text."),
+        (LEAST.replace("kind: shards, ", ""), "my.yaml: data.kind is missing; choose one of shards, text, pairs."),
         ("name: x\nname: y\n", "my.yaml: it is not YAML in line 2: the key 'name' is there twice."),
         ("name: [\n", "my.yaml: it is not YAML"),
         ("", "my.yaml: it should hold keys and values"),

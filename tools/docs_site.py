@@ -175,6 +175,8 @@ def _takes(node: dict[str, Any], whole: dict[str, Any]) -> str:
         return ", ".join(f"`{choice}`" for choice in node["enum"])
     if "prefixItems" in node:
         return f"list: {'; '.join(_takes(item, whole) for item in node['prefixItems'])}"
+    if "items" in node:
+        return f"list of {_takes(node['items'], whole)}"
     return f"{WORDS[node['type']]}{_limits(node)}"
 
 

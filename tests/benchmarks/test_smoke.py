@@ -161,6 +161,16 @@ def test_serve(run: Run, tmp_path: Path, lone: bool) -> None:
     assert lone or "answers equal to serial ones: True" in out
 
 
+@pytest.mark.parametrize("flags", [(), ("--gpus", 8, "--recompute")])
+def test_memory(run: Run, flags: tuple[object, ...]) -> None:
+    """Parts add up, and what is shared or computed again is less."""
+    plain, out = run("memory"), run("memory", *flags)
+    for label in ("SmolLM2-135M", "Llama-2-7B"):
+        _, *parts, total = row(out, label)
+        assert sum(parts) == pytest.approx(total, abs=0.25)
+        assert total <= row(plain, label)[-1]
+
+
 def test_every_benchmark_is_here() -> None:
     tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
     assert {path.stem for path in FOLDER.glob("*.py")} - SHARED <= tested

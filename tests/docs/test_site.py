@@ -48,7 +48,11 @@ def test_every_key_and_every_flag_has_a_row() -> None:
     assert row in recipes
     assert "| `learning_rate` | number > 0 | `0.0005` | Peak learning rate of AdamW. |" in recipes
     assert "| `p_u` | number in [0, 1) | `0.2` |" in recipes
-    assert "| `data` | [shards](#ShardsOptions); [text](#TextOptions) | required | What to train on. |" in recipes
+    assert (
+        "| `data` | [shards](#ShardsOptions); [text](#TextOptions); [pairs](#PairsOptions) | required | What to train on. |"
+        in recipes
+    )
+    assert "| `targets` | list of text or `null` | `null` |" in recipes
     assert "## scdd eval\n" in commands
     assert re.search(r"### scdd eval recovery\n(?:(?!##).)*\| `--threshold` \| `T,T…` \|", commands, re.S)
     assert re.search(r"\| `--num, --samples` \| `int` \|", commands)

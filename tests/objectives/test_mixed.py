@@ -9,6 +9,7 @@ import torch
 
 from scdd.assemble import training as build
 from scdd.core import UserError, Vocab
+from scdd.core.types import Learnt
 from scdd.models.llama import Llama
 from scdd.models.options import LlamaConfig
 from scdd.objectives.ar import ArObjective
@@ -37,6 +38,15 @@ def tokens() -> torch.Tensor:
     return torch.randint(VOCAB.K, (TOTAL, LENGTH), generator=torch.Generator().manual_seed(1))
 
 
+@pytest.fixture
+def learnt() -> Learnt:
+    """Of another number in each row."""
+    where = torch.rand(TOTAL, LENGTH, generator=torch.Generator().manual_seed(2)) < 0.5
+    where[:, [0, 3, 5]] = False
+    where[:, 1] = True
+    return Learnt(where, where.sum().double())
+
+
 def diffusion() -> DiffusionObjective:
     return DiffusionObjective(SCDD(VOCAB, Peaked(0.2)), ElboOptions(None))
 
@@ -58,13 +68,32 @@ def test_each_loss_on_its_rows(network: Llama, tokens: torch.Tensor) -> None:
     assert mixed.tokens.sum() == 6 * LENGTH
 
 
+def test_given_tokens_are_given_to_both(network: Llama, tokens: torch.Tensor, learnt: Learnt) -> None:
+    """Each loss is told of its own rows' tokens, and both are shares of the mean over all that are learnt."""
+    whole, documents = BatchSlice(3, 5, 0, TOTAL, TOTAL), torch.tensor([[0, 0, 0, 1, 1, -1]] * TOTAL)
+    mixed = MixedObjective(diffusion(), 0.25)
+    found = mixed.loss(network, tokens, documents, whole, learnt)
+    first, last = slice(0, 6), slice(6, TOTAL)
+    noised = diffusion().loss(network, tokens[first], documents[first], whole.cut(0, 6), learnt.rows(first))
+    ar = ArObjective(Autoregressive(VOCAB))
+    read = ar.loss(Causally(network), tokens[last], documents[last], whole.cut(6, 2), learnt.rows(last))
+    assert torch.allclose(found.total, noised.total + read.total)
+    assert not torch.allclose(found.total, mixed.loss(network, tokens, documents, whole).total)
+    assert found.tokens.tolist() == learnt.where[first].sum(1).tolist()
+    reported = mixed.evaluate(network, tokens, documents, whole, learnt)
+    assert torch.equal(reported.nats, diffusion().evaluate(network, tokens, documents, whole, learnt).nats)
+
+
+@pytest.mark.parametrize("some", [False, True], ids=["all learnt", "some given"])
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
-def test_micro_batches_change_nothing(network: Llama, tokens: torch.Tensor, size: int) -> None:
+def test_micro_batches_change_nothing(
+    network: Llama, tokens: torch.Tensor, learnt: Learnt, size: int, some: bool
+) -> None:
     objective, whole = MixedObjective(diffusion(), 0.375), BatchSlice(3, 5, 0, TOTAL, TOTAL)
-    objective.loss(network, tokens, None, whole).total.backward()
+    objective.loss(network, tokens, None, whole, learnt if some else None).total.backward()
     expected = gradients(network)
     for rows, part in whole.micro_batches(size):
-        objective.loss(network, tokens[rows], None, part).total.backward()
+        objective.loss(network, tokens[rows], None, part, learnt.rows(rows) if some else None).total.backward()
     for mine, theirs in zip(gradients(network), expected, strict=True):
         assert torch.allclose(mine, theirs, atol=1e-6)
 
@@ -81,10 +110,10 @@ def test_attention_grows_with_the_step_alone(network: Llama, tokens: torch.Tenso
     module = LossModule(network, diffusion(), grow_attention=4)
     far = []
     for step in (0, 1, 2, 3, 4, 9, 2):
-        module(tokens, None, BatchSlice(0, step, 0, TOTAL, TOTAL))
+        module(tokens, None, None, BatchSlice(0, step, 0, TOTAL, TOTAL))
         far.append(network.lookahead)
     assert far == [0, 1, 3, 4, None, None, 3]
-    module(tokens, None, BatchSlice(0, 0, 0, TOTAL, TOTAL), report=True)
+    module(tokens, None, None, BatchSlice(0, 0, 0, TOTAL, TOTAL), report=True)
     assert network.lookahead == 3, "a validation leaves it as it is"
 
 

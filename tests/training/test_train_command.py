@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import namedtuple
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -99,8 +100,22 @@ def test_a_masked_model_becomes_a_self_correcting_one(recipe_file: Path, tmp_pat
     started = build.trainer(spec, tmp_path / "unused", World(), data)
     for name, value in bundle.read(source).weights.items():
         assert torch.equal(started.module.network.state_dict()[name], value)
-    # The data's own BPE is trained anew in the new run, and is the same: same text, same size.
-    assert train(recipe_file, tmp_path / "scdd", again, "training.steps=4") == 0
+    # No tokenizer is named: it is the other model's, whatever the data would have given.
+    assert train(recipe_file, tmp_path / "scdd", again, "training.steps=4", "data.vocab_size=280") == 0
+    assert bundle.read(tmp_path / "scdd").vocab_hash == bundle.read(source).vocab_hash
+
+
+def test_a_model_without_a_tokenizer_wants_one_named(
+    recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(recipe_file, tmp_path / "first", "training.steps=1") == 0
+    source = bundle.read(tmp_path / "first")
+    bundle.write(tmp_path / "mute", replace(source, tokenizer=None), source.weights)
+    again = f"training.start_from={tmp_path / 'mute'}"
+    said = refused(capsys, train(recipe_file, tmp_path / "second", again))
+    assert f"data.tokenizer is null, and {tmp_path / 'mute'} has none: name one." in said
+    named = f"data.tokenizer={tmp_path / 'first' / 'tokenizer.json'}"
+    assert train(recipe_file, tmp_path / "second", again, named, "training.steps=1") == 0
 
 
 def test_prism_trains_a_head_on_a_frozen_model(
@@ -198,10 +213,10 @@ def test_a_checkpoint_of_another_vocabulary_is_refused(
 ) -> None:
     out = tmp_path / "run"
     assert train(recipe_file, out, "training.steps=4") == 0
-    other = "data.vocab_size=290"
+    assert train(recipe_file, tmp_path / "c", "data.vocab_size=290", "training.steps=4") == 0
+    other = f"data.tokenizer={tmp_path / 'c' / 'tokenizer.json'}"
     said = refused(capsys, train(recipe_file, tmp_path / "b", other, f"training.start_from={newest(out)}"))
     assert "tokenizer" in said
-    assert train(recipe_file, tmp_path / "c", other, "training.steps=4") == 0
     shutil.rmtree(out / "checkpoints")
     shutil.copytree(tmp_path / "c" / "checkpoints", out / "checkpoints")
     assert "another vocabulary" in refused(capsys, train(recipe_file, out, "training.steps=8"))

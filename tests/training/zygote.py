@@ -2,7 +2,7 @@
 
 Reads one JSON request a line and answers each with the exit codes of its processes:
 {"argv": […], "ranks": 2, "log": file, "after": seconds to SIGKILL, "operation": n-th file operation to die at,
- "signal": [file whose appearance with content is waited for, number]}.
+ "signal": [file whose appearance with content is waited for, number], "imports": [modules to import once for all]}.
 """
 
 from __future__ import annotations
@@ -85,6 +85,8 @@ def _filled(path: str) -> bool:
 
 
 def serve(request: dict[str, Any]) -> list[int]:
+    for name in request.get("imports", ()):
+        import_module(name)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from scdd.assemble.reading import settled
 from scdd.bundle import folder as bundle
-from scdd.bundle.folder import FOREIGN, Bundle, Identity
+from scdd.bundle.convert import Reading
+from scdd.bundle.folder import CHAT_TEMPLATE, FOREIGN, Bundle, Identity
 from scdd.core.errors import UserError, at
 from scdd.core.rng import derive_seed
 from scdd.core.types import Vocab
 from scdd.data import corpus as documents
 from scdd.data.loader import Loader, Rank, validation_batches
 from scdd.data.options import ShardsOptions, TextOptions
-from scdd.data.pack import Packing, cut
+from scdd.data.pack import Blocks, Packing, cut
 from scdd.data.shards import MemoryTokens, Shards, TokenStream, read_manifest
 from scdd.data.texts import split_texts
 from scdd.data.tokenizer import TextTokenizer
@@ -39,6 +41,9 @@ from scdd.training.parallel import LossModule, Parallel, World
 from scdd.training.resume import Checkpoints
 from scdd.training.trainer import Trainer
 from scdd.training.validate import validate
+
+if TYPE_CHECKING:
+    from scdd.data.pairs import PairBlocks
 
 BUNDLED = Path(__file__).parent.parent / "assets" / "wiki"
 
@@ -82,17 +87,36 @@ class Corpus:
     """Tokens to train on and to validate on, and what their ids mean."""
 
     tokenizer: TextTokenizer
-    train: TokenStream
-    valid: TokenStream | None
+    train: TokenStream | PairBlocks
+    valid: TokenStream | PairBlocks | None
     length: int
     packing: Packing
+    chat_template: str | None = None  # with which chats were rendered
+    notices: tuple[str, ...] = ()  # what the user should know of the data
+
+    def blocks(self, part: TokenStream | PairBlocks) -> Blocks:
+        """Rows of `train` or `valid`."""
+        return part if isinstance(part, Blocks) else cut(part, self.length, self.packing)
 
 
-def corpus(spec: Recipe, tokenizer: str | None = None, verify: bool = False) -> Corpus:
-    """The recipe's data. `tokenizer` is the text of the one that the run already uses; `verify` reads every checksum."""
+def corpus(
+    spec: Recipe, tokenizer: str | None = None, verify: bool = False, chat_template: str | None = None
+) -> Corpus:
+    """The recipe's data. `tokenizer` and `chat_template` are the texts of those that the run already uses; `verify` reads
+    every checksum."""
     options, known = spec.data, TextTokenizer(tokenizer) if tokenizer is not None else None
+    if isinstance(options, ShardsOptions):
+        with at("data"):
+            return _shards(options, known, verify)
+    own, template = settled(spec, options, Reading(known, chat_template))
     with at("data"):
-        return _shards(options, known, verify) if isinstance(options, ShardsOptions) else _text(options, known)
+        if isinstance(options, TextOptions):
+            return _text(options, own)
+        from scdd.assemble.pairs import pairs
+
+        assert own is not None  # or `settled` had refused
+        train, valid, notices = pairs(options, own, template, one_end=spec.process.kind == "ar")
+        return Corpus(own, train, valid, options.length, "pairs", template, notices)
 
 
 def _shards(spec: ShardsOptions, known: TextTokenizer | None, verify: bool) -> Corpus:
@@ -111,10 +135,7 @@ def _text(spec: TextOptions, known: TextTokenizer | None) -> Corpus:
     with at("path"):
         texts = documents.read([BUNDLED if spec.path == "bundled" else spec.path], separator=spec.separator)
     held, kept = split_texts(texts, spec.valid_fraction)
-    if known is None and spec.tokenizer is not None:
-        known = TextTokenizer.load(spec.tokenizer)
-    elif known is None:
-        known = TextTokenizer.train(kept, spec.vocab_size)
+    known = known or TextTokenizer.train(kept, spec.vocab_size)
     train, valid = (MemoryTokens.encoded(part, known) for part in (kept, held))
     return Corpus(known, train, valid, spec.length, _packing(spec))
 
@@ -162,23 +183,31 @@ def trainer(
                 "training.recompute needs a network of kind llama: switch it off, or use a smaller micro_batch_size."
             )
         net.recompute = True
+    if training.lora is not None:
+        from scdd.training.lora import adapt
+
+        if isinstance(spec.objective, PrismOptions):
+            raise UserError("training.lora adapts a denoiser, and objective.kind prism trains a head: choose one.")
+        with at("training"):
+            adapt(net, training.lora, torch.Generator().manual_seed(derive_seed(spec.seed, "lora") >> 1))
     net.compute_dtype = torch.bfloat16 if training.precision == "bf16" else None
     module = LossModule(net, minimised, world.size, training.grow_attention).to(world.device)
     compile = training.compile and world.device.type == "cuda"
     parallel = Parallel(module, world, compile, training.cuda_graphs)
     with at("data"):
-        blocks = cut(data.train, data.length, data.packing)
+        blocks = data.blocks(data.train)
     with at("training"):
         rank = Rank(world.rank, world.size)
         loader = Loader(blocks, training.batch_size, spec.seed, rank, world.device)
     # A process that is not the recipe's: checkpoints say so, and are not loaded without it.
     named = repr(minimised.process) == repr(make_process(spec.process, vocab))
+    template = {} if data.chat_template is None else {CHAT_TEMPLATE: data.chat_template}
     identity = Identity(
         recipe=dumps(spec),
         vocab=vocab,
         tokenizer=data.tokenizer.to_str(),
         network=net.description(),
-        extra={} if named else {FOREIGN: repr(minimised.process)},
+        extra={**template, **({} if named else {FOREIGN: repr(minimised.process)})},
     )
     checkpoints = Checkpoints(run, identity, world, training.keep_last)
     validation = _validation(spec, data, parallel)
@@ -210,7 +239,7 @@ def _validation(spec: Recipe, data: Corpus, parallel: Parallel) -> Callable[[], 
 
     def bound() -> Estimate:
         limit = training.validate_batches * rows
-        blocks, rank = cut(valid, data.length, data.packing), Rank(world.rank, world.size)
+        blocks, rank = data.blocks(valid), Rank(world.rank, world.size)
         batches = validation_batches(blocks, rows, limit, rank, world.device)
         return validate(parallel, batches, spec.seed, rows, training.micro_batch_size)
 
@@ -223,7 +252,7 @@ def _network(
     """(The run's network, the checkpoint whose weights it is to start from)."""
     vocab, start, causal = tokenizer.vocab, spec.training.start_from, spec.process.kind == "ar"
     last = bundle.newest_checkpoint(run)
-    if own is None and last is not None and isinstance(spec.model, PretrainedOptions):
+    if own is None and last is not None and start is not None:
         # A run that goes on has its own weights, and needs only to know its network.
         return make_network(bundle.meta(last)["network"], vocab), None
     checkpoint = None if start is None else bundle.read(start)

@@ -6,13 +6,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from scdd.bundle import folder as bundle
-from scdd.bundle.folder import CURE, META, RECIPE, TOKENIZER, Bundle
+from scdd.bundle.folder import CHAT_TEMPLATE, CURE, META, RECIPE, TOKENIZER, Bundle
 from scdd.bundle.huggingface import MODEL_TYPE, saved
 from scdd.bundle.said import described, named, said
 from scdd.core.errors import UserError
@@ -27,10 +27,11 @@ READABLE = (
     f"our own folders, Hugging Face folders of {', '.join(DECODERS)}, GGUF files of these, and checkpoints of SCDD, MDLM "
     "and GIDD by their authors"
 )
-CONFIG, CHAT = "config.json", "chat_template"
+CONFIG = "config.json"
 CANDIDATES = ("model.safetensors", "model.pt", "pytorch_model.bin", "last.ckpt", "checkpoints/last.ckpt")
 PICKLES = (".ckpt", ".pt", ".pth", ".bin")
 LONGEST = 2048  # tokens of a row, if a pretrained model could read more
+SPARE = 1024  # ids that a tokenizer may have beyond the model's rows: tokens that were added later
 WRITTEN = 256  # tokens that it writes if no length is asked for
 CONTEXT = 512  # of the authors' checkpoints that do not say how long their rows were
 
@@ -53,32 +54,57 @@ def convert(source: str | Path, out: str | Path, *, kind: str | None = None, tol
     return bundle.write(out, found, found.weights, kind=kind or found.kind)
 
 
+class Reading(NamedTuple):
+    """How a model reads texts and chats: what there is to know without its weights."""
+
+    tokenizer: TextTokenizer | None = None
+    chat_template: str | None = None
+
+
+def reading(source: str | Path) -> Reading:
+    """The tokenizer and the template of chats of any model that can be read."""
+    place = bundle.found(source)
+    if (place / META).is_file():
+        chat = (bundle.meta(place).get("extra") or {}).get(CHAT_TEMPLATE)
+        return Reading(_tokenizer(place), chat if isinstance(chat, str) else None)
+    from scdd.models.weights.gguf import is_gguf, metadata
+
+    place = _model_in(place)
+    if place.is_dir():
+        return Reading(_tokenizer(place), _chat_template(place))
+    return _gguf_reading(place, metadata(place)) if is_gguf(place) else Reading(_tokenizer(place.parent))
+
+
 def foreign(source: Path, told: Told | None = None, *, hub: bool = False) -> Bundle:
     """A bundle in memory from a file or folder that is none of ours."""
-    told = told or Told()
-    if source.is_dir():
-        found = _in_folder(source, told)
-    elif (source.parent / CONFIG).is_file() and _model_type(source.parent) in DECODERS and source.suffix != ".gguf":
-        found = _decoder_folder(source.parent, told)
+    told, place = told or Told(), _model_in(source)
+    if place.is_file():
+        found = _in_file(place, told)
+    elif _model_type(place) == MODEL_TYPE:
+        chat = _chat_template(place)
+        found = replace(saved(place, told.tokenizer), extra={} if chat is None else {CHAT_TEMPLATE: chat})
     else:
-        found = _in_file(source, told)
+        found = _decoder_folder(place, told)
     return replace(found, hub=hub)
 
 
-def _in_folder(folder: Path, told: Told) -> Bundle:
+def _model_in(source: Path) -> Path:
+    """What of a file or folder is read: a folder of transformers as a whole, and else one file."""
+    if source.is_file():
+        whole = source.suffix != ".gguf" and _model_type(source.parent) in DECODERS
+        return source.parent if whole else source
+    folder = source
     if (folder / RECIPE).is_file():
         raise UserError(f"{folder} has no {META}, so it is no complete checkpoint: {CURE}.")
     kind = _model_type(folder)
-    if kind in DECODERS:
-        return _decoder_folder(folder, told)
-    if kind == MODEL_TYPE:
-        return saved(folder, told.tokenizer)
+    if kind in (*DECODERS, MODEL_TYPE):
+        return folder
     files = [folder / name for name in CANDIDATES if (folder / name).is_file()]
     files = files[:1] or sorted(folder.glob("*.gguf")) or sorted(folder.glob("*.ckpt"))
     if len(files) > 1:
         raise UserError(f"{folder} holds {len(files)} models: name one, for example {files[0]}.")
     if files:
-        return _in_file(files[0], told)
+        return files[0]
     if kind is not None:
         raise UserError(f"{folder} is of model_type {kind}: what can be read is {READABLE}.")
     raise UserError(f"{folder} has no {META}, so it is no complete checkpoint: {CURE}.")
@@ -92,6 +118,10 @@ def _in_file(file: Path, told: Told) -> Bundle:
     if file.suffix not in (*PICKLES, ".safetensors"):
         raise UserError(f"{file} is no model: what can be read is {READABLE}.")
     return _authors(file, told)
+
+
+def _tokenizer(folder: Path) -> TextTokenizer | None:
+    return TextTokenizer.from_file(folder) if (folder / TOKENIZER).is_file() else None
 
 
 def _model_type(folder: Path) -> str | None:
@@ -109,22 +139,27 @@ def _decoder_folder(folder: Path, told: Told) -> Bundle:
     config, weights = read_json(folder / CONFIG), weights_of(folder)
     if weights is None:
         raise UserError(f"{folder} has a {CONFIG} and no weights (model.safetensors): fetch it again.")
-    tokenizer = told.tokenizer
-    if tokenizer is None and not (folder / TOKENIZER).is_file():
+    tokenizer = told.tokenizer or _tokenizer(folder)
+    if tokenizer is None:
         raise UserError(f"{folder} has no {TOKENIZER}: put it there, or name the tokenizer.", "tokenizer")
-    return _decoder(folder, config, weights, tokenizer or TextTokenizer.from_file(folder), _chat_template(folder), told)
+    return _decoder(folder, config, weights, tokenizer, _chat_template(folder), told)
 
 
 def _gguf(file: Path, told: Told) -> Bundle:
-    from scdd.data.gguf import document, ends
     from scdd.models.weights.gguf import read_gguf
 
     model = read_gguf(file)
-    tokenizer = told.tokenizer
-    if tokenizer is None:
-        tokenizer = TextTokenizer.completed(document(model.facts, str(file)), str(file), *ends(model.facts))
-    chat = model.facts.get("tokenizer.chat_template")
-    return _decoder(file, model.config, model.weights, tokenizer, chat if isinstance(chat, str) else None, told)
+    own, chat = _gguf_reading(file, model.facts, told.tokenizer)
+    assert own is not None  # a file's own, where none is named
+    return _decoder(file, model.config, model.weights, own, chat, told)
+
+
+def _gguf_reading(file: Path, facts: Mapping[str, Any], own: TextTokenizer | None = None) -> Reading:
+    from scdd.data.gguf import document, ends
+
+    tokenizer = own or TextTokenizer.completed(document(facts, str(file)), str(file), *ends(facts))
+    chat = facts.get("tokenizer.chat_template")
+    return Reading(tokenizer, chat if isinstance(chat, str) else None)
 
 
 def _decoder(
@@ -144,7 +179,12 @@ def _decoder(
             "further as a diffusion model, name it in training.start_from.",
             "process",
         )
-    shape = replace(config_of(dict(config)), causal=True)
+    shape, rows = replace(config_of(dict(config)), causal=True), config.get("vocab_size")
+    if isinstance(rows, int) and tokenizer.size > rows + SPARE:
+        raise UserError(
+            f"The tokenizer has {tokenizer.size:,} ids and {source} rows for {rows:,}: use the model's own.",
+            "tokenizer",
+        )
     reach = config.get("max_position_embeddings")
     length = min(reach, LONGEST) if isinstance(reach, int) and reach > 0 else LONGEST
     sections = {
@@ -154,7 +194,7 @@ def _decoder(
         "process": described("ar", None),
         "sampling": {"sampler": {"kind": "ar"}, "length": min(length, WRITTEN)},
     }
-    extra = {"converted_from": source.name, **({} if chat is None else {CHAT: chat})}
+    extra = {"converted_from": source.name, **({} if chat is None else {CHAT_TEMPLATE: chat})}
     taken = from_hf(dict(config), weights, tokenizer.vocab, tokenizer.size - tokenizer.added)
     halved = all(tensor.dtype == torch.bfloat16 for tensor in taken.values())
     for name in taken:  # one after the other, so that not all are there twice
@@ -173,10 +213,10 @@ def _decoder(
 
 def _chat_template(folder: Path) -> str | None:
     """The template of chats: of a file of its own, or of tokenizer_config.json (its default one, where it has several)."""
-    alone, config = folder / f"{CHAT}.jinja", folder / "tokenizer_config.json"
+    alone, config = folder / "chat_template.jinja", folder / "tokenizer_config.json"
     if alone.is_file():
         return read_text(alone, CONFIG_LIMIT)
-    found = read_json(config).get(CHAT) if config.is_file() else None
+    found = read_json(config).get("chat_template") if config.is_file() else None
     if isinstance(found, list):
         named = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}
         found = named.get("default")
@@ -188,11 +228,9 @@ def _chat_template(folder: Path) -> str | None:
 
 def _authors(file: Path, known: Told) -> Bundle:
     """SCDD's, MDLM's and GIDD's checkpoints."""
-    from scdd.models.weights.authors import NetworkFile, gidd_length
+    from scdd.models.weights.checkpoint import NetworkFile, gidd_length
 
-    tokenizer = known.tokenizer
-    if tokenizer is None and (file.parent / TOKENIZER).is_file():
-        tokenizer = TextTokenizer.from_file(file.parent)
+    tokenizer = known.tokenizer or _tokenizer(file.parent)
     if known.vocab is not None and tokenizer is not None and tokenizer.vocab != known.vocab:
         raise UserError(f"The tokenizer has {tokenizer.vocab} and the caller says {known.vocab}: name one of them.")
     stored = NetworkFile.open(file)
@@ -202,14 +240,14 @@ def _authors(file: Path, known: Told) -> Bundle:
     words = said(stored.hyper_parameters, file.parent, gidd=stored.gidd)
     model = stored.network(
         known.vocab or (None if tokenizer is None else tokenizer.vocab),
-        heads=known.heads,
+        heads=known.heads or (None if stored.shows_heads else words.heads),
         time_conditioning=known.time_conditioning if known.time_conditioning is not None else words.time_conditioning,
         ema=known.ema,
     )
     process = words.process if known.process is None else named(known.process, words.p_u)
     if model.config.causal:
         process = described("ar", None)
-    extra = {"converted_from": file.name, **({"tokenizer": words.tokenizer} if words.tokenizer else {})}
+    extra = {"converted_from": file.name, **({"tokenizer_name": words.tokenizer} if words.tokenizer else {})}
     return Bundle(
         folder=file,
         recipe=_authors_recipe(file, model, process, words.length or gidd_length(stored.state)),

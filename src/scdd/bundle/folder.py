@@ -32,6 +32,7 @@ ASSETS = Path(__file__).resolve().parent.parent / "assets"
 KINDS = ("float32", "bfloat16", "int8")
 SCALE = ":scale8"  # ends a scale's name; no attribute of a module can be spelled with a colon
 FOREIGN = "process"  # where `extra` notes a process that the recipe cannot name
+CHAT_TEMPLATE = "chat_template"  # where `extra` has the model's Jinja template
 RECIPE, META, WEIGHTS, TOKENIZER = "recipe.yaml", "meta.json", "model.safetensors", "tokenizer.json"
 FILES = (RECIPE, META, WEIGHTS, TOKENIZER)
 CARD = "README.md"  # a model card: for people and the Hub, never needed to load
@@ -192,6 +193,15 @@ def locate(folder: str | Path) -> Path | None:
     return next((each for each in (target, _sibling(target, "previous")) if each.is_dir()), None)
 
 
+def found(source: str | Path) -> Path:
+    """Where a model lies, as a folder or a file, here or downloaded from the Hub."""
+    return _here(source) or _downloaded(str(source))
+
+
+def _here(source: str | Path) -> Path | None:
+    return Path(source) if Path(source).is_file() else locate(source)
+
+
 def read(
     source: str | Path, *, device: str | torch.device = "cpu", verify: bool = True, told: Told | None = None
 ) -> Bundle:
@@ -200,13 +210,13 @@ def read(
     `verify` compares the weights with their recorded checksum. Packed weights come back as float32. What is no bundle of
     ours is read as one (`convert.foreign`), with `told` for what its files do not say.
     """
-    here = Path(source) if Path(source).is_file() else locate(source)
+    here = _here(source)
     folder = here or _downloaded(str(source))
     if not (folder / META).is_file():
         from scdd.bundle.convert import foreign  # the package's own model never needs it
 
-        found = foreign(folder, told, hub=here is None)
-        return replace(found, weights={name: tensor.to(device) for name, tensor in found.weights.items()})
+        made = foreign(folder, told, hub=here is None)
+        return replace(made, weights={name: tensor.to(device) for name, tensor in made.weights.items()})
     if told is not None and (told.process or told.tokenizer):
         raise UserError(
             f"{folder} is a checkpoint of ours and says itself what it is: leave process and tokenizer out."

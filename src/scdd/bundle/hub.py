@@ -22,17 +22,22 @@ FOREIGN_WEIGHTS = (WEIGHTS, "model-*.safetensors", f"{WEIGHTS}.index.json")
 def download(source: str) -> Path:
     """A snapshot of a Hub repository, of which only the files of a bundle, or of a model that can be read, are taken.
 
+    "owner/name/file.gguf" is one file of it; "@revision" may follow.
     Its small files come first: they say whether the large ones are worth fetching.
     """
-    match = re.fullmatch(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", source)
+    match = re.fullmatch(r"([\w.-]+/[\w.-]+)(?:/([\w./-]+\.gguf))?(?:@([\w./-]+))?", source)
     if match is None:
         raise UserError(f'There is no checkpoint folder "{source}": check the path, or give a Hub id (owner/name).')
     import huggingface_hub
 
+    name, file, revision = match.groups()
+
     def fetch(*patterns: str) -> Path:
-        return Path(huggingface_hub.snapshot_download(match[1], revision=match[2], allow_patterns=list(patterns)))
+        return Path(huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=list(patterns)))
 
     try:
+        if file is not None:
+            return Path(huggingface_hub.hf_hub_download(name, file, revision=revision))
         folder = fetch(META, CARD, *FOREIGN_TEXTS)
         if (folder / META).is_file():
             return fetch(*FILES, CARD)
@@ -52,6 +57,6 @@ def download(source: str) -> Path:
 
 
 def _readable(folder: Path) -> bool:
-    """Whether a config.json is of a model that can be read: of the Llama family, ours as transformers saves it, or GIDD's."""
+    """Whether a config.json is of a model that can be read: of the Llama family, ours as transformers saves it, MDLM's, GIDD's."""
     config = read_json(folder / CONFIG)
-    return config.get("model_type") in (*DECODERS, MODEL_TYPE) or "p_uniform" in config
+    return config.get("model_type") in (*DECODERS, MODEL_TYPE, "mdlm") or "p_uniform" in config

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from scdd.bundle.folder import ASSETS, CURE, TOKENIZER, Bundle, Identity
+from scdd.bundle.folder import ASSETS, CHAT_TEMPLATE, CURE, TOKENIZER, Bundle, Identity
 from scdd.core.errors import UserError
 from scdd.core.files import read_json
 from scdd.data.tokenizer import TextTokenizer
@@ -86,7 +86,7 @@ def write_files(folder: Path, sheet: Sheet) -> None:
         "model_input_names": ["input_ids", "attention_mask"],
         "clean_up_tokenization_spaces": False,
     }
-    chat = sheet.identity.extra.get("chat_template")
+    chat = sheet.identity.extra.get(CHAT_TEMPLATE)
     _write(folder / "tokenizer_config.json", {**settings, **names, **({"chat_template": chat} if chat else {})})
     if sheet.causal:
         _write(folder / "generation_config.json", {**_ids(sheet), "use_cache": False})

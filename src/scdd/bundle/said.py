@@ -20,9 +20,10 @@ from scdd.models.weights.unpickle import Inert
 
 P_U = ("p_uniform", "p_u", "p_unif")
 LENGTH = ("max_seq_len", "length", "max_length")
-CONFIGS = ("config.yaml", "config.json", "../config.yaml", "../.hydra/config.yaml", ".hydra/config.yaml")
+CONFIGS = ("config.yaml", "config.json", ".hydra/config.yaml")
 # MDLM's names for 1 − t and for the cosine; its other schedules are none of ours.
 SHAPES = {"loglinear": "log-linear", "cosine": "cosine"}
+LARGEST, DEEPEST = 20_000, 60  # nodes and levels of a configuration
 KINDS = ("scdd", "gidd", "mdlm", "ar")
 
 
@@ -35,6 +36,7 @@ class Said:
     length: int | None = None
     time_conditioning: bool | None = None
     tokenizer: str | None = None
+    heads: int | None = None
 
 
 def said(own: Any, folder: Path, *, gidd: bool) -> Said:
@@ -46,7 +48,8 @@ def said(own: Any, folder: Path, *, gidd: bool) -> Said:
     model = look(config, "model")
     length = _number(model if isinstance(model, dict) else {}, LENGTH)
     if length is None:
-        length = _number(config, LENGTH[:1])
+        length = _number(config, ("max_seq_len", "model_length"))
+    heads = _number(config, ("n_heads", "num_attention_heads"))
     conditioned = look(config, "time_conditioning")
     name = look(config, "tokenizer_name_or_path")
     return Said(
@@ -55,6 +58,7 @@ def said(own: Any, folder: Path, *, gidd: bool) -> Said:
         length=int(length) if length is not None and length >= 1 else None,
         time_conditioning=conditioned if isinstance(conditioned, bool) else None,
         tokenizer=name if isinstance(name, str) else None,
+        heads=int(heads) if heads is not None and heads >= 1 else None,
     )
 
 
@@ -91,26 +95,35 @@ def named(process: str, p_u: float | None) -> dict[str, Any]:
     return described(kind, p_u)
 
 
-def plain(node: Any, depth: int = 0) -> Any:
-    """Plain data from a tree that may hold omegaconf's nodes, which the unpickler left inert."""
-    if depth > 40:
-        return None
-    if isinstance(node, Inert):
-        state = node.state if isinstance(node.state, dict) else {}
-        inner = state.get("_content", state.get("_val", node.entries or node.elements))
-        return plain(inner, depth + 1)
-    if isinstance(node, Mapping):
-        return {str(key): plain(value, depth + 1) for key, value in node.items()}
-    if isinstance(node, (list, tuple)):
-        return [plain(value, depth + 1) for value in node]
-    return node if isinstance(node, (str, int, float, bool)) else None
+def plain(tree: Any) -> Any:
+    """Plain data from a tree that may hold omegaconf's nodes, which the unpickler left inert; what is too large is left out."""
+    left = LARGEST
+
+    def walk(node: Any, depth: int) -> Any:
+        nonlocal left
+        left -= 1
+        if left < 0 or depth > DEEPEST:
+            return None
+        if isinstance(node, Inert):
+            state = node.state if isinstance(node.state, dict) else {}
+            return walk(state.get("_content", state.get("_val", node.entries or node.elements)), depth + 1)
+        if isinstance(node, Mapping):
+            return {str(key): walk(value, depth + 1) for key, value in node.items() if isinstance(key, (str, int))}
+        if isinstance(node, (list, tuple)):
+            return [walk(value, depth + 1) for value in node]
+        return node if isinstance(node, (str, int, float, bool)) else None
+
+    return walk(tree, 0)
 
 
 def look(config: Any, key: str) -> Any:
     """The first value under `key`, breadth first; None when absent."""
-    queue = deque([config])
+    queue, seen = deque([config]), set[int]()
     while queue:
         node = queue.popleft()
+        if id(node) in seen:  # YAML can name a part again
+            continue
+        seen.add(id(node))
         if isinstance(node, dict):
             if node.get(key) is not None:
                 return node[key]
@@ -126,7 +139,8 @@ def _number(config: dict[str, Any], names: tuple[str, ...]) -> float | None:
 
 
 def _beside(folder: Path) -> dict[str, Any]:
-    for file in (folder / name for name in CONFIGS):
+    folders = (folder, folder.parent) if folder.name == "checkpoints" else (folder,)
+    for file in (each / name for each in folders for name in CONFIGS):
         if file.is_file():
             if file.suffix == ".json":
                 return read_json(file)
@@ -140,7 +154,8 @@ def _beside(folder: Path) -> dict[str, Any]:
 
 def _process(config: dict[str, Any], p_u: float | None, gidd: bool) -> dict[str, Any] | None:
     """The process section; None where a schedule is none of ours, or nothing is said."""
-    words = [look(config, key) for key in ("diffusion_process", "diffusion", "process", "parameterization", "backbone")]
+    keys = ("diffusion_process", "diffusion", "process", "parameterization", "backbone", "model_type")
+    words = [look(config, key) for key in keys]
     names = [word.lower() for word in words if isinstance(word, str)]
     model = look(config, "model")
     if "ar" in names or (isinstance(model, dict) and model.get("type") == "autoregressive"):

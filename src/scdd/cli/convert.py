@@ -21,7 +21,8 @@ def convert(
         typer.Argument(
             metavar="SOURCE",
             help="A Hugging Face folder or Hub id (owner/name[@revision]) of a llama, mistral, qwen2 or qwen3; a .gguf file "
-            "of one; a .ckpt of SCDD's or MDLM's authors; a folder or Hub id of GIDD's; or a folder of ours.",
+            "of one, here or on the Hub (owner/name/file.gguf); a .ckpt of SCDD's or MDLM's authors; a folder or Hub id of "
+            "GIDD's; or a folder of ours.",
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder for the converted model.")],
@@ -99,7 +100,7 @@ def _summary(found: Bundle, out: Path, kind: str) -> None:
 
 def _tokenizer(found: Bundle) -> str:
     if found.tokenizer is None:
-        name = found.extra.get("tokenizer")
+        name = found.extra.get("tokenizer_name")
         there = f"; the checkpoint names {name}" if name else ""
         return f"none{there}: convert again with --tokenizer, so that it can write text"
     from scdd.data.tokenizer import TextTokenizer

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 Model = Annotated[
     str | None,
-    typer.Option(metavar="PATH|HUB-ID", help="Checkpoint folder, run folder or Hub id; default: the bundled model."),
+    typer.Option(
+        metavar="PATH|HUB-ID",
+        help="Checkpoint folder, run folder, Hub id, or a model that convert reads; default: the bundled model.",
+    ),
 ]
 Process = Annotated[
     str | None, typer.Option(help="Sample with another process of the same marginals: scdd, gidd or mdlm.")

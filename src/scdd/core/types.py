@@ -44,6 +44,21 @@ class Vocab:
         return allowed
 
 
+class Learnt(NamedTuple):
+    """Which tokens of B rows are learnt; the others are given: they are never noised, and weigh nothing in a loss."""
+
+    where: Tensor  # [B, L] bool
+    total: Tensor  # one number, float64: how many there are in the whole global batch, which its loss is the mean over
+
+    def rows(self, rows: slice) -> Learnt:
+        """Some of the rows, of the same global batch."""
+        return Learnt(self.where[rows], self.total)
+
+    def to(self, device: torch.device | str) -> Learnt:
+        """The same on `device`; from pinned memory the copy does not wait."""
+        return Learnt(*(t.to(device, non_blocking=True) for t in self))
+
+
 # Tensor cores want the head's rows in multiples of this; V = 50,258 itself runs at a third of the speed.
 ALIGNMENT = 128
 

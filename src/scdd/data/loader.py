@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scdd.core.errors import UserError
+from scdd.core.types import Learnt
 from scdd.data.pack import Blocks
 
 
@@ -27,16 +28,19 @@ class Batch:
     tokens: Tensor  # [B, L] int64
     documents: Tensor | None  # [B, L] int64: positions attend to each other where equal; None: everywhere
     real: int  # rows that count: validation's last batch repeats a row to keep its shape
+    learnt: Learnt | None = None  # None: every token
 
     def to(self, device: torch.device | str) -> Batch:
         """The batch on `device`; from pinned memory the copy does not wait."""
         documents = None if self.documents is None else self.documents.to(device, non_blocking=True)
-        return Batch(self.tokens.to(device, non_blocking=True), documents, self.real)
+        learnt = None if self.learnt is None else self.learnt.to(device)
+        return Batch(self.tokens.to(device, non_blocking=True), documents, self.real, learnt)
 
     def pinned(self) -> Batch:
         """The batch in page-locked memory, from which a GPU copies in the background."""
         documents = None if self.documents is None else self.documents.pin_memory()
-        return Batch(self.tokens.pin_memory(), documents, self.real)
+        learnt = None if self.learnt is None else Learnt(*(t.pin_memory() for t in self.learnt))
+        return Batch(self.tokens.pin_memory(), documents, self.real, learnt)
 
 
 @dataclass(frozen=True)
@@ -108,8 +112,9 @@ class Loader:
             yield batch
 
     def _batches(self, cursor: int) -> Iterator[Batch]:
-        for start in count(cursor + self.first_row, self.batch_size):
-            yield _batch(self.blocks, self.samples(start, start + self.rows))
+        mine = slice(self.first_row, self.first_row + self.rows)
+        for start in count(cursor, self.batch_size):
+            yield _batch(self.blocks, self.samples(start, start + self.batch_size), mine)
 
     def state_dict(self) -> dict[str, int | str]:
         """The cursor, and what it is a cursor of."""
@@ -144,17 +149,25 @@ def validation_batches(
     rows = rank.rows(batch_size)
 
     def batches() -> Iterator[Batch]:
-        for start in range(rank.index * rows, rank.index * rows + total, batch_size):
-            wanted = np.arange(start, start + rows, dtype=np.int64)
-            yield _batch(blocks, np.minimum(wanted, total - 1), real=int((wanted < total).sum()))
+        mine = slice(rank.index * rows, (rank.index + 1) * rows)
+        for start in range(0, total, batch_size):
+            wanted = np.arange(start, start + batch_size, dtype=np.int64)
+            yield _batch(blocks, np.minimum(wanted, total - 1), mine, real=int((wanted[mine] < total).sum()))
 
     return _prefetched(batches(), torch.device(device), depth=2)
 
 
-def _batch(blocks: Blocks, indices: np.ndarray[Any, np.dtype[np.int64]], real: int | None = None) -> Batch:
-    tokens, documents = blocks.take(indices)
+def _batch(blocks: Blocks, indices: np.ndarray[Any, np.dtype[np.int64]], mine: slice, real: int | None = None) -> Batch:
+    """This rank's rows, `mine`, of the global batch of those blocks."""
+    tokens, documents = blocks.take(indices[mine])
     owners = None if documents is None else torch.from_numpy(documents)
-    return Batch(torch.from_numpy(tokens), owners, len(indices) if real is None else real)
+    flags, learnt = blocks.learnt(indices), None
+    if (
+        flags is not None
+    ):  # the whole batch is looked at: its mean is known before its first gradient, without a word between ranks
+        total = torch.tensor(float(flags.sum()), dtype=torch.float64)
+        learnt = Learnt(torch.from_numpy(flags[mine].copy()), total)
+    return Batch(torch.from_numpy(tokens), owners, len(tokens) if real is None else real, learnt)
 
 
 def _prefetched(batches: Iterator[Batch], device: torch.device, depth: int) -> Iterator[Batch]:

@@ -36,7 +36,8 @@ class TextOptions(Options):
     path: Text = "bundled"
     """What `scdd prepare` reads too: a text or JSONL file, a folder of them, hf:NAME; bundled is the package's own."""
     tokenizer: Text | None = None
-    """A tokenizer.json or a name on the hub; null trains a byte-level BPE on the text itself."""
+    """A tokenizer.json or a name on the hub; null takes that of training.start_from, or without one trains a byte-level BPE on
+    the text itself."""
     vocab_size: Annotated[int, Ge(259)] = 2048
     """Tokens of the BPE when it is trained here, special ones included."""
     length: Count = 128
@@ -50,4 +51,27 @@ class TextOptions(Options):
     headings in .tokens files and a blank-line in others. JSON lines always hold one document each."""
 
 
-DataOptions = Annotated[ShardsOptions | TextOptions, Discriminator("kind")]
+@dataclass(frozen=True)
+class PairsOptions(Options):
+    """Prompts and responses to fine-tune on: responses are noised and learnt, prompts are given."""
+
+    kind: Literal["pairs"] = field(default="pairs", kw_only=True, repr=False)
+    path: Text
+    """A file of JSON lines, maybe with .gz, .xz or .zst, or a folder of them: each line has prompt and response, or
+    messages, a list of role and content, of which the assistant's are responses."""
+    tokenizer: Text | None = None
+    """A tokenizer.json or a name on the hub; null takes that of training.start_from."""
+    chat_template: Text | None = None
+    """A file with the Jinja template that writes messages as text; null takes that of training.start_from."""
+    length: Count = 512
+    """Tokens in a row. A prompt that is too long loses its beginning; a pair whose response does not fit is left out."""
+    pack: bool = True
+    """Put several pairs into a row, each with attention inside itself; false gives every pair a row of its own."""
+    fill: Count | None = None
+    """[EOS] after a response, learnt too, fills it up to a multiple of this many tokens, so that a model given more room
+    than it needs learns to leave the rest empty; 1 is a single [EOS]. null is 32, and 1 for the process ar."""
+    valid_fraction: Inside = 0.05
+    """Share of the pairs kept for validation."""
+
+
+DataOptions = Annotated[ShardsOptions | TextOptions | PairsOptions, Discriminator("kind")]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +17,12 @@ from numpy.typing import NDArray
 from scdd.core.errors import UserError
 from scdd.data.shards import TokenStream
 
-Packing = Literal["wrap", "documents"]
+Packing = Literal["wrap", "documents", "pairs"]
 Tokens = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 
 
+@runtime_checkable
 class Blocks(Protocol):
     """Random access to blocks 0 … len − 1."""
 
@@ -34,6 +36,9 @@ class Blocks(Protocol):
 
     def take(self, indices: Tokens) -> tuple[Tokens, Tokens | None]:
         """Tokens [n, L], and the document number of each position within its block, or None."""
+
+    def learnt(self, indices: Tokens) -> Flags | None:
+        """True at the tokens [n, L] that are learnt; None: at all of them."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,9 @@ class WrappedBlocks:
         for row, index in zip(tokens, indices.tolist(), strict=True):
             row[1:-1] = self.stream.read(index * inner, (index + 1) * inner)
         return tokens, None
+
+    def learnt(self, indices: Tokens) -> None:
+        """Everything."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +86,9 @@ class DocumentBlocks:
         for row, owner, index in zip(tokens, documents, indices.tolist(), strict=True):
             self._fill(row, owner, index * self.length)
         return tokens, documents
+
+    def learnt(self, indices: Tokens) -> None:
+        """Everything."""
 
     def _start(self, document: int) -> int:
         return (self.stream.end(document - 1) if document else 0) + document

@@ -175,6 +175,12 @@ class TextTokenizer:
         """What one id reads as, special tokens by their names."""
         return self.decode([i], skip_special=False)
 
+    @cached_property
+    def special_tokens(self) -> dict[str, int]:
+        """Names of all special tokens, those of a model's chats among them, with their ids."""
+        added = [token for token in self._document.get("added_tokens", []) if token.get("special")]
+        return {token["content"]: int(token["id"]) for token in added if token["content"]}
+
     @property
     def padding(self) -> tuple[str, int] | None:
         """Name and id of a token for padding, where there is one; nothing here needs it."""

@@ -78,6 +78,8 @@ def load(
         quality=_quality(checkpoint),
         name="the bundled model" if source in (None, bundle.BUNDLED) else str(source),
     )
+    template = checkpoint.extra.get(bundle.CHAT_TEMPLATE)
+    model.chat_template = template if isinstance(template, str) else None
     return model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 

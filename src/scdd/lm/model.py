@@ -34,6 +34,8 @@ Grid = GridKind | Sequence[float]
 class LM:
     """Weights, a process, a tokenizer, and the defaults of sampling and repair that the model comes with."""
 
+    chat_template: str | None = None  # the Jinja template of a model that was fine-tuned on chats (`lm.chat.answer`)
+
     def __init__(
         self,
         network: Network,

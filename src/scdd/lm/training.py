@@ -20,6 +20,7 @@ from scdd.training.options import CHANGEABLE, TrainingOptions
 from scdd.training.parallel import World, world
 from scdd.training.trainer import Outcome, Trainer
 
+CHAT_TEMPLATE = "chat_template.jinja"  # of the run, beside its tokenizer
 SAMPLES = 2  # texts logged every training.sample_every steps
 
 
@@ -93,6 +94,8 @@ def _run(spec: Recipe, out: Path, network: build.OwnNetwork | None, device: str 
                 write_atomically(out / "recipe.yaml", dumps(spec).encode())
                 trainer.log = log = _log(spec, out, trainer.step, progress)
                 _greet(log, spec, resumed, trainer)
+                for notice in data.notices:
+                    log.text(trainer.step, "notice", notice)
             outcome = trainer.run()
             log.text(outcome.step, "notice", _farewell(outcome, spec))
             return outcome
@@ -105,18 +108,24 @@ def _run(spec: Recipe, out: Path, network: build.OwnNetwork | None, device: str 
 
 
 def _data(spec: Recipe, out: Path, here: World) -> build.Corpus:
-    """Rank 0 checks every shard and settles the tokenizer; the others then read the same."""
-    file = out / "tokenizer.json"
-    known = file.read_text(encoding="utf-8") if file.is_file() else None
+    """Rank 0 checks every shard and settles tokenizer and chat template; the others then read the same."""
+    files = out / "tokenizer.json", out / CHAT_TEMPLATE
+    known, template = map(_text, files)
     if here.is_main:
-        data = build.corpus(spec, known, verify=True)
+        data = build.corpus(spec, known, verify=True, chat_template=template)
         make_folder(out)
+        if template is None and data.chat_template is not None:
+            write_atomically(files[1], data.chat_template.encode())
         if known is None:
-            write_atomically(file, data.tokenizer.to_str().encode())
+            write_atomically(files[0], data.tokenizer.to_str().encode())
     here.wait()
     if not here.is_main:
-        data = build.corpus(spec, file.read_text(encoding="utf-8"))
+        data = build.corpus(spec, _text(files[0]), chat_template=_text(files[1]))
     return data
+
+
+def _text(file: Path) -> str | None:
+    return file.read_text(encoding="utf-8") if file.is_file() else None
 
 
 def _sampler(spec: Recipe, data: build.Corpus, trainer: Trainer) -> Callable[[], list[str]]:
@@ -132,6 +141,7 @@ def _forget(out: Path) -> None:
     """Take back the tokenizer of a run that was refused before it began: another text would be read with it."""
     if out.is_dir() and not (out / "recipe.yaml").is_file():
         (out / "tokenizer.json").unlink(missing_ok=True)
+        (out / CHAT_TEMPLATE).unlink(missing_ok=True)
         for folder in (out / "checkpoints", out):
             if folder.is_dir() and not any(folder.iterdir()):
                 folder.rmdir()
@@ -150,9 +160,13 @@ def _log(spec: Recipe, out: Path, step: int, progress: bool) -> Log:
 
 
 def _greet(log: Log, spec: Recipe, resumed: Path | None, trainer: Trainer) -> None:
-    size, here = sum(p.numel() for p in trainer.module.parameters()), trainer.world
+    size, trained = (
+        sum(p.numel() for p in trainer.module.parameters() if p.requires_grad or not only) for only in (False, True)
+    )
+    here = trainer.world
     where = f"{here.size} × {here.device.type} ({here.kind})" if here.size > 1 else str(here.device)
-    log.text(trainer.step, "notice", f"{spec.name}: {size / 1e6:.1f} M parameters on {where}")
+    part = f", of which {trained / 1e6:.2f} M are trained," if trained < size else ""
+    log.text(trainer.step, "notice", f"{spec.name}: {size / 1e6:.1f} M parameters{part} on {where}")
     if resumed is not None:
         log.text(trainer.step, "notice", f"resuming from {resumed}")
 

@@ -83,6 +83,14 @@ class Linear(nn.Linear):
         return (self.weight * gate[:, None]).to(dtype), bias
 
 
+def gated(layer: nn.Module, x: Tensor, gate: Tensor) -> Tensor:
+    """gate · layer(x); a plain linear map folds the gate in, one with something beside it (LoRA) is called as it is."""
+    if isinstance(layer, Linear):
+        return layer.gated(x, gate)
+    y: Tensor = layer(x)
+    return gate.to(y.dtype) * y
+
+
 def parts_of(rows: Tensor, count: int) -> tuple[Tensor, ...]:
     """Rows [R, count·D] as `count` tensors [R, 1, D]."""
     return rows.view(rows.shape[0], 1, count, -1).unbind(2)
@@ -174,9 +182,9 @@ class Block(nn.Module):
         shift1, scale1, gate1, shift2, scale2, gate2 = parts_of(self.modulation.exact(c), 6)
         x, normal = self.norm1(x, delta, shift1, scale1)
         mixed = self._attention(normal, rotary, mask, cache)
-        x, normal = self.norm2(x, self.out.gated(mixed, gate1), shift2, scale2)
+        x, normal = self.norm2(x, gated(self.out, mixed, gate1), shift2, scale2)
         hidden = F.gelu(self.mlp_in(normal), approximate="tanh")
-        return x, self.mlp_out.gated(hidden, gate2)
+        return x, gated(self.mlp_out, hidden, gate2)
 
     def _attention(
         self, x: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor | None, cache: LayerCache | None

@@ -121,7 +121,11 @@ class Block(nn.Module):
         q, k = rotate(q, *rotary).transpose(1, 2), rotate(k, *rotary).transpose(1, 2)
         mixed = attend(q, k, v.transpose(1, 2), causal, mask, cache)
         x, normal = self.norm2(x, self.out(mixed.transpose(1, 2).reshape(batch, length, -1)))
-        return x, swiglu_linear(self.mlp_in(normal), self.mlp_out.weight, self.mlp_out.bias, self.mlp_impl)
+        inner = self.mlp_in(normal)
+        if isinstance(self.mlp_out, Linear):
+            return x, swiglu_linear(inner, self.mlp_out.weight, self.mlp_out.bias, self.mlp_impl)
+        gate, up = inner.chunk(2, dim=-1)  # something beside it (LoRA): its weight is not all of it
+        return x, self.mlp_out(F.silu(gate) * up)
 
 
 class LMHead(nn.Module):

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from scdd.core.denoiser import Denoiser
 from scdd.core.rng import CounterRNG, derive_seed
 from scdd.core.stats import ratio_error
+from scdd.core.types import Learnt
 from scdd.processes.autoregressive import Autoregressive
 from scdd.processes.base import Process
 
@@ -61,7 +62,8 @@ class BatchSlice:
 
 
 class Loss(NamedTuple):
-    """The loss of B rows. Over all slices of a global batch the `total`s sum to the batch's mean loss per position."""
+    """The loss of B rows. Over all slices of a global batch the `total`s sum to its mean loss per position, or where
+    some tokens are given, per learnt token."""
 
     total: Tensor  # scalar with gradient
     nats: Tensor  # [B] summed over each row's tokens, weights of the times included; no gradient
@@ -74,11 +76,28 @@ class Objective(ABC):
     process: Process | Autoregressive
 
     @abstractmethod
-    def loss(self, network: Denoiser, tokens: Tensor, documents: Tensor | None, part: BatchSlice) -> Loss:
-        """What training minimises, at tokens [B, L]; documents [B, L] number each token's document, −1 padding."""
+    def loss(
+        self,
+        network: Denoiser,
+        tokens: Tensor,
+        documents: Tensor | None,
+        part: BatchSlice,
+        learnt: Learnt | None = None,
+    ) -> Loss:
+        """What training minimises, at tokens [B, L]; documents [B, L] number each token's document, −1 padding.
+
+        `learnt` says which tokens are learnt, where not all are; it is handed over only then.
+        """
 
     @abstractmethod
-    def evaluate(self, network: Denoiser, tokens: Tensor, documents: Tensor | None, part: BatchSlice) -> Loss:
+    def evaluate(
+        self,
+        network: Denoiser,
+        tokens: Tensor,
+        documents: Tensor | None,
+        part: BatchSlice,
+        learnt: Learnt | None = None,
+    ) -> Loss:
         """What is reported: an unbiased estimate of the bound itself, however training weights it."""
 
     def modules(self) -> dict[str, nn.Module]:
@@ -96,11 +115,23 @@ class Objective(ABC):
         """Take over what `state_dict` gave."""
 
 
-def counted(tokens: Tensor, documents: Tensor | None) -> Tensor:
-    """1 where a position is a real token and 0 where it is padding, float64 [B, L]."""
+def counted(tokens: Tensor, documents: Tensor | None, learnt: Learnt | None = None) -> Tensor:
+    """1 where a position is a real token that is learnt and 0 where it is padding or given, float64 [B, L]."""
+    if learnt is not None:
+        return (learnt.where if documents is None else learnt.where & (documents >= 0)).to(torch.float64)
     if documents is None:
         return torch.ones(tokens.shape, dtype=torch.float64, device=tokens.device)
     return (documents >= 0).to(torch.float64)
+
+
+def positions_of(part: BatchSlice, length: int, learnt: Learnt | None) -> int | Tensor:
+    """What the loss of the global batch is a mean over: its positions, or its learnt tokens."""
+    return part.total * length if learnt is None else learnt.total
+
+
+def shown(z_t: Tensor, tokens: Tensor, learnt: Learnt | None) -> Tensor:
+    """What the network sees of a noised row: tokens that are given stay clean."""
+    return z_t if learnt is None else torch.where(learnt.where, z_t, tokens)
 
 
 class Estimate(NamedTuple):

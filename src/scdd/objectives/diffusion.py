@@ -9,7 +9,8 @@ from scdd.core import ElboCoefficients, UserError
 from scdd.core.denoiser import Denoiser
 from scdd.core.options import component
 from scdd.core.rng import integers, uniforms
-from scdd.objectives.base import BatchSlice, Loss, Objective, Reduce, counted
+from scdd.core.types import Learnt
+from scdd.objectives.base import BatchSlice, Loss, Objective, Reduce, counted, positions_of, shown
 from scdd.objectives.options import DENSITIES, ElboOptions
 from scdd.objectives.times import Density, Times, TimeSampler, nelbo_densities
 from scdd.ops.elbo import elbo
@@ -47,48 +48,69 @@ class DiffusionObjective(Objective):
                 "the rest: let both levels be 1 at t = 0."
             )
 
-    def loss(self, network: Denoiser, tokens: Tensor, documents: Tensor | None, part: BatchSlice) -> Loss:
+    def loss(
+        self,
+        network: Denoiser,
+        tokens: Tensor,
+        documents: Tensor | None,
+        part: BatchSlice,
+        learnt: Learnt | None = None,
+    ) -> Loss:
         """The training loss at times drawn for this part."""
         times = self.times.draw(part, tokens.device)
-        loss = self._at(network, tokens, documents, part, times, self.options.weighting == "dynamic")
+        loss = self._at(network, tokens, documents, part, learnt, times, self.options.weighting == "dynamic")
         self.times.density.observe(times, loss.nats / (times.weight * loss.tokens).clamp(min=1e-300))
         return loss
 
-    def evaluate(self, network: Denoiser, tokens: Tensor, documents: Tensor | None, part: BatchSlice) -> Loss:
-        """An unbiased draw of the NELBO."""
+    def evaluate(
+        self,
+        network: Denoiser,
+        tokens: Tensor,
+        documents: Tensor | None,
+        part: BatchSlice,
+        learnt: Learnt | None = None,
+    ) -> Loss:
+        """An unbiased draw of the NELBO; where tokens are given, of the others' given those."""
         times = self.reported.draw(part, tokens.device)
-        return self._at(network, tokens, documents, part, times, dynamic=False)
+        return self._at(network, tokens, documents, part, learnt, times, dynamic=False)
 
     def _at(
-        self, network: Denoiser, tokens: Tensor, documents: Tensor | None, part: BatchSlice, times: Times, dynamic: bool
+        self,
+        network: Denoiser,
+        tokens: Tensor,
+        documents: Tensor | None,
+        part: BatchSlice,
+        learnt: Learnt | None,
+        times: Times,
+        dynamic: bool,
     ) -> Loss:
         prepare = self._compiled if self._compiled is not None and tokens.is_cuda else self._noised
         source = part.keyed("corrupt", tokens.device)
         numbers = uniforms(tokens.shape, source), integers(self.process.vocab.K, tokens.shape, source)
-        positions = part.total * tokens.shape[1]
-        z_t, rows, real = prepare(tokens, documents, times, numbers, positions, dynamic)
-        hidden = network.hidden(z_t, times.t, documents)
+        positions = positions_of(part, tokens.shape[1], learnt)
+        real = counted(tokens, documents, learnt)
+        z_t, rows = prepare(tokens, real, times, numbers, positions, dynamic)
+        # Given tokens have rows of their noised state too, of weight 0 as padding has: no coefficient is out of its range.
+        hidden = network.hidden(shown(z_t, tokens, learnt), times.t, documents)
         total, losses = elbo(hidden.flatten(0, 1), network.head, tokens.flatten(), z_t.flatten(), rows, impl=self.impl)
-        return Loss(total, losses.view(tokens.shape).double().sum(1) * positions, real)
+        return Loss(total, losses.view(tokens.shape).double().sum(1) * positions, real.sum(1))
 
     def _noised(
         self,
         tokens: Tensor,
-        documents: Tensor | None,
+        real: Tensor,
         times: Times,
         numbers: tuple[Tensor, Tensor],
-        positions: int,
+        positions: int | Tensor,
         dynamic: bool,
-    ) -> tuple[Tensor, ElboCoefficients, Tensor]:
-        """(z_t, rows scaled to the mean over `positions` and flattened, real tokens in each row)."""
+    ) -> tuple[Tensor, ElboCoefficients]:
+        """(z_t, rows scaled to the mean over `positions` and flattened); `real` is 1 at tokens that count, 0 elsewhere."""
         z_t = self.process.corrupt_by(tokens, times.t, *numbers)
         if dynamic:
             rows = self.process.dynamic_coefficients(tokens, z_t, times.t)
         else:
             rows = self.process.elbo_coefficients(tokens, z_t, times.t, times.s)
-        real = counted(tokens, documents)
-        scaled = rows.scaled(times.weight[:, None] * real / positions).flatten(tokens.shape)
-        return z_t, scaled, real.sum(1)
+        return z_t, rows.scaled(times.weight[:, None] * real / positions).flatten(tokens.shape)
 
     def end_step(self, reduce: Reduce) -> None:
         """Adaptive times take in what this step has seen."""

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from scdd.core.denoiser import Denoiser
-from scdd.core.types import Head, Vocab
+from scdd.core.types import Head, Learnt, Vocab
 from scdd.objectives.ar import ArObjective
 from scdd.objectives.base import BatchSlice, Loss, Objective, Reduce
 from scdd.objectives.diffusion import DiffusionObjective
@@ -56,23 +56,36 @@ class MixedObjective(Objective):
         self.diffusion, self.share, self.process = diffusion, share, diffusion.process
         self.ar = ArObjective(Autoregressive(self.process.vocab), diffusion.impl)
 
-    def loss(self, network: Any, tokens: Tensor, documents: Tensor | None, part: BatchSlice) -> Loss:
+    def loss(
+        self, network: Any, tokens: Tensor, documents: Tensor | None, part: BatchSlice, learnt: Learnt | None = None
+    ) -> Loss:
         """Both losses, each on its rows."""
         noised = part.total - round(self.share * part.total) - part.first  # rows before these are
         noised = min(max(noised, 0), part.count)
         if noised == part.count:
-            return self.diffusion.loss(network, tokens, documents, part)
-        last = None if documents is None else documents[noised:]
-        read = self.ar.loss(Causally(network), tokens[noised:], last, part.cut(noised, part.count - noised))
+            return self.diffusion.loss(network, tokens, documents, part, learnt)
+
+        def rows(which: slice) -> tuple[Tensor, Tensor | None, BatchSlice, Learnt | None]:
+            first, end, _ = which.indices(part.count)
+            known = None if documents is None else documents[which]
+            return tokens[which], known, part.cut(first, end - first), None if learnt is None else learnt.rows(which)
+
+        read = self.ar.loss(Causally(network), *rows(slice(noised, None)))
         if not noised:
             return Loss(read.total, read.nats[:0], read.tokens[:0])
-        first = None if documents is None else documents[:noised]
-        loss = self.diffusion.loss(network, tokens[:noised], first, part.cut(0, noised))
+        loss = self.diffusion.loss(network, *rows(slice(noised)))
         return loss._replace(total=loss.total + read.total)
 
-    def evaluate(self, network: Denoiser, tokens: Tensor, documents: Tensor | None, part: BatchSlice) -> Loss:
+    def evaluate(
+        self,
+        network: Denoiser,
+        tokens: Tensor,
+        documents: Tensor | None,
+        part: BatchSlice,
+        learnt: Learnt | None = None,
+    ) -> Loss:
         """The diffusion objective's."""
-        return self.diffusion.evaluate(network, tokens, documents, part)
+        return self.diffusion.evaluate(network, tokens, documents, part, learnt)
 
     def end_step(self, reduce: Reduce) -> None:
         """The diffusion objective's."""

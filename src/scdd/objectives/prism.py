@@ -7,7 +7,9 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from scdd.core.denoiser import Denoiser
+from scdd.core.errors import UserError
 from scdd.core.rng import uniforms
+from scdd.core.types import Learnt
 from scdd.objectives.base import BatchSlice, Loss, Objective, counted
 from scdd.objectives.options import PrismOptions
 from scdd.objectives.times import TimeSampler
@@ -29,8 +31,17 @@ class PrismObjective(Objective):
         self.process, self.quality, self.options = process, quality, options
         self.times = TimeSampler()
 
-    def loss(self, network: Denoiser, tokens: Tensor, documents: Tensor | None, part: BatchSlice) -> Loss:
+    def loss(
+        self,
+        network: Denoiser,
+        tokens: Tensor,
+        documents: Tensor | None,
+        part: BatchSlice,
+        learnt: Learnt | None = None,
+    ) -> Loss:
         """The BCE, or unless the denoiser is frozen its continuous-time ELBO plus `share` times the BCE."""
+        if learnt is not None:
+            raise UserError("PRISM's head is trained on whole texts, not on pairs: use data of another kind.")
         times = self.times.draw(part, tokens.device)
         z_t = self.process.corrupt(tokens, times.t, part.keyed("corrupt", tokens.device))
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.options.freeze):
@@ -43,9 +54,16 @@ class PrismObjective(Objective):
         bound, _ = elbo(hidden.flatten(0, 1), network.head, tokens.flatten(), z_t.flatten(), rows)
         return judged._replace(total=bound + self.options.share * judged.total)
 
-    def evaluate(self, network: Denoiser, tokens: Tensor, documents: Tensor | None, part: BatchSlice) -> Loss:
+    def evaluate(
+        self,
+        network: Denoiser,
+        tokens: Tensor,
+        documents: Tensor | None,
+        part: BatchSlice,
+        learnt: Learnt | None = None,
+    ) -> Loss:
         """The BCE alone, in nats per judged token."""
-        return self.loss(network, tokens, documents, part)
+        return self.loss(network, tokens, documents, part, learnt)
 
     def modules(self) -> dict[str, nn.Module]:
         """The quality head."""

@@ -27,7 +27,8 @@ def explain(error: ValidationError, tree: Mapping[str, Any], source: str, overri
         culprit = overrides[(named or related)[0]] if related else None
         where = source if culprit is None else culprit
         sentence = _sentence(finding, keys, tree)
-        lines.append(f"{where}: {sentence}{'' if sentence.endswith('?') else '.'}")
+        # Options refuse in whole sentences, with their full stop; what is made here has none yet.
+        lines.append(f"{where}: {sentence}{'' if sentence.endswith(('?', '.')) else '.'}")
     return UserError("\n".join(dict.fromkeys(lines)))
 
 

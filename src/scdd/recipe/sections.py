@@ -46,6 +46,8 @@ class Recipe(Options):
             )
         if self.model.kind == "pretrained" and self.training.start_from is None:
             raise ValueError("model.kind pretrained takes the network of training.start_from: name a model there")
+        if objective == "prism" and self.data.kind == "pairs":
+            raise ValueError("objective.kind prism does not learn from pairs: choose data of another kind")
         if objective == "prism" and process != "mdlm":
             raise ValueError(f"objective.kind prism needs process.kind mdlm, not {process}")
         if (process == "ar") != (self.sampling.sampler.kind == "ar"):

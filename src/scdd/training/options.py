@@ -62,6 +62,23 @@ class OptimiserOptions(LengthOptions):
     """Muon's momentum."""
 
 
+@dataclass(frozen=True)
+class LoraOptions(Options):
+    """LoRA: the weights stay as they are, and a product of two thin matrices is learnt beside each; needs peft."""
+
+    rank: Count = 16
+    """Width between the two."""
+    alpha: Positive = 32.0
+    """The product counts alpha / rank times."""
+    targets: tuple[Text, ...] | None = None
+    """Names of the linear layers to adapt, or their ends (qkv, out); null: all that map activations to activations."""
+
+    @property
+    def scale(self) -> float:
+        """What the product is multiplied with."""
+        return self.alpha / self.rank
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class TrainingOptions(OptimiserOptions, BatchOptions):
     """The optimiser and the run. The defaults are the paper's where it names them."""
@@ -104,6 +121,13 @@ class TrainingOptions(OptimiserOptions, BatchOptions):
     """Steps in which a network that was causal comes to see what follows, a little further each time; 0: at once."""
     start_from: Text | None = None
     """Checkpoint whose weights are taken over at the start; it may come from another process."""
+    lora: LoraOptions | None = None
+    """Train small adapters beside the network's matrices; what is published has them merged. null: the whole network."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.lora is not None and self.muon is not None:
+            raise OptionError("muon trains whole matrices, and lora keeps them as they are: set one to null.", "muon")
 
 
 CHANGEABLE = frozenset(

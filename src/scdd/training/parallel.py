@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from scdd.core import UserError
+from scdd.core.types import Learnt
 from scdd.models.compiled import compile_network
 from scdd.models.network import Network
 from scdd.objectives.base import BatchSlice, Loss, Objective
@@ -109,7 +110,9 @@ class LossModule(nn.Module):
             self.add_module(name, module)
         self.objective, self.ranks = objective, ranks
 
-    def forward(self, tokens: Tensor, documents: Tensor | None, part: BatchSlice, report: bool = False) -> Loss:
+    def forward(
+        self, tokens: Tensor, documents: Tensor | None, learnt: Learnt | None, part: BatchSlice, report: bool = False
+    ) -> Loss:
         """The loss of this slice, or with `report` the number to report; gradients are averaged over ranks later."""
         compute = self.objective.evaluate if report else self.objective.loss
         if self.grow_attention and not report:
@@ -117,7 +120,7 @@ class LossModule(nn.Module):
             grown = part.step >= self.grow_attention
             far = None if grown else tokens.shape[1] * part.step // self.grow_attention
             cast(Any, self.network).lookahead = far
-        loss = compute(self.network, tokens, documents, part)
+        loss = compute(self.network, tokens, documents, part, *(() if learnt is None else (learnt,)))
         return loss._replace(total=loss.total * self.ranks)
 
     def hidden_matrices(self) -> set[str]:
@@ -144,11 +147,11 @@ class Parallel:
         elif world.kind == "fsdp":
             _shard(module, layers)
 
-    def forward(self, tokens: Tensor, documents: Tensor | None, part: BatchSlice) -> Loss:
+    def forward(self, tokens: Tensor, documents: Tensor | None, learnt: Learnt | None, part: BatchSlice) -> Loss:
         """The loss of this slice, to call `backward` on."""
         if self.replayed:
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
-        loss: Loss = (self._ddp or self.module)(tokens, documents, part)
+        loss: Loss = (self._ddp or self.module)(tokens, documents, learnt, part)
         return loss
 
     @contextlib.contextmanager
@@ -159,12 +162,12 @@ class Parallel:
         with self._ddp.no_sync() if self._ddp is not None and not last else contextlib.nullcontext():
             yield
 
-    def report(self, tokens: Tensor, documents: Tensor | None, part: BatchSlice) -> Loss:
+    def report(self, tokens: Tensor, documents: Tensor | None, learnt: Learnt | None, part: BatchSlice) -> Loss:
         """The number to report, without gradients."""
         if self.replayed:
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         with torch.no_grad():
-            loss: Loss = self.module(tokens, documents, part, report=True)
+            loss: Loss = self.module(tokens, documents, learnt, part, report=True)
         return loss
 
 

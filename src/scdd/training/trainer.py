@@ -116,8 +116,9 @@ class Trainer:
         finite = torch.ones((), dtype=torch.bool, device=self.world.device)
         for rows, part in whole_slice.micro_batches(self.options.micro_batch_size):
             documents = None if batch.documents is None else batch.documents[rows]
+            learnt = None if batch.learnt is None else batch.learnt.rows(rows)
             with self.parallel.sending_gradients(last=rows.stop == count):
-                loss = self.parallel.forward(batch.tokens[rows], documents, part)
+                loss = self.parallel.forward(batch.tokens[rows], documents, learnt, part)
                 loss.total.backward()  # type: ignore[no-untyped-call]
             self.meter.add(loss.nats, loss.tokens)
             finite = finite & torch.isfinite(loss.total.detach())
@@ -231,6 +232,10 @@ class Trainer:
         """The whole averaged weights under the network's own names; `quality.…` beside them if there is a PRISM head."""
         averages = self.average.shadow if self.average is not None else {}
         weights = whole({**self.module.state_dict(), **averages})
+        if self.options.lora is not None:
+            from scdd.training.lora import merged
+
+            weights = merged(weights, self.options.lora)
         prefix = f"network.{self.module.network.weights_prefix}"
         return {name.removeprefix(prefix): t for name, t in weights.items()}
 

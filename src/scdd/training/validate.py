@@ -25,7 +25,8 @@ def validate(parallel: Parallel, batches: Iterable[Batch], seed: int, rows: int,
         losses = []
         for piece, part in BatchSlice(seed, number, world.rank * count, count, rows).micro_batches(micro):
             documents = None if batch.documents is None else batch.documents[piece]
-            losses.append(parallel.report(batch.tokens[piece], documents, part))
+            learnt = None if batch.learnt is None else batch.learnt.rows(piece)
+            losses.append(parallel.report(batch.tokens[piece], documents, learnt, part))
         if batch.real:
             nats, tokens = (torch.cat([loss.nats for loss in losses]), torch.cat([loss.tokens for loss in losses]))
             meter.add(nats[: batch.real], tokens[: batch.real])

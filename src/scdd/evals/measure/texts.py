@@ -8,6 +8,7 @@ from pathlib import Path
 
 from scdd.core.errors import UserError
 from scdd.data.corpus import read
+from scdd.data.pack import Blocks
 from scdd.data.shards import INDEX, MemoryTokens, Shards, TokenStream, read_manifest
 from scdd.data.tokenizer import TextTokenizer
 from scdd.evals.measure.model import EvalModel
@@ -92,10 +93,13 @@ def _validation(model: EvalModel) -> tuple[TokenStream, str]:
     if model.recipe is None or "kind" not in (recipe.parse(model.recipe).get("data") or {}):
         raise UserError(f"{model.label} says nothing of its data: name a text.")
     spec = recipe.loads(model.recipe)
+    if spec.data.kind == "pairs":
+        raise UserError(f"{model.label} was trained on pairs, which are no running text: name a text.")
     try:
         held = build.corpus(spec, model.lm.tokenizer.to_str()).valid
     except UserError as error:
         raise UserError(f"The validation data of {model.label} cannot be had, so name a text ({error})") from error
     if held is None:
         raise UserError(f"The data of {model.label} has no validation split: name a text.")
+    assert not isinstance(held, Blocks)  # as only pairs are
     return held, f"{Path(spec.data.path).name} (validation)"

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-import safetensors
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from scdd.core.errors import UserError
@@ -18,8 +14,8 @@ from scdd.core.types import Vocab, padded
 from scdd.models.attention import BASE, tables
 from scdd.models.dit import DiT
 from scdd.models.options import DiTConfig
-from scdd.models.weights.unpickle import StoredTensor, find, read_checkpoint
 
+MOST_ROWS, MOST_COLUMNS = 1 << 24, 1 << 17  # of a matrix that is believed
 NEVER = -1e4  # GIDD's softmax includes the padding rows; exp of this is zero
 
 
@@ -30,84 +26,6 @@ class Loadable(Protocol):
     def shape(self) -> Sequence[int]:
         """Its size in each dimension."""
         ...
-
-
-@dataclass(frozen=True)
-class NetworkFile:
-    """A file of theirs, opened: tensors of a pickle are still on disk."""
-
-    file: Path
-    tree: Mapping[str, Any]
-    state: Mapping[str, Loadable]
-
-    @classmethod
-    def open(cls, file: Path) -> NetworkFile:
-        """A Lightning checkpoint keeps its weights under "state_dict"; the others are nothing else."""
-        tree = _safetensors(file) if file.suffix == ".safetensors" else read_checkpoint(file)
-        state = tree.get("state_dict", tree) if isinstance(tree, dict) else None
-        if not isinstance(state, dict):
-            raise UserError(f"{file} holds no weights: name a file that has a state_dict.")
-        tensors = {k: v for k, v in state.items() if isinstance(k, str) and isinstance(v, (Tensor, StoredTensor))}
-        return cls(file, tree, tensors)
-
-    @property
-    def readable(self) -> bool:
-        """Whether it is one of their networks."""
-        return any(name.endswith("vocab_embed.embedding") for name in self.state)
-
-    @property
-    def gidd(self) -> bool:
-        """Whether it is GIDD's, by what only that one has."""
-        return any(name.endswith(("logit_bias", "rotary_emb.cos_cached")) for name in self.state)
-
-    @property
-    def step(self) -> int:
-        """When it was saved; 0 when it does not say."""
-        step = self.tree.get("global_step", 0)
-        return step if isinstance(step, int) else 0
-
-    @property
-    def hyper_parameters(self) -> Any:
-        """The configuration that Lightning saved, as the unpickler left it; None where there is none."""
-        return self.tree.get("hyper_parameters")
-
-    def network(
-        self,
-        vocab: Vocab | None = None,
-        *,
-        heads: int | None = None,
-        time_conditioning: bool | None = None,
-        ema: bool = True,
-    ) -> DiT:
-        """The network; what the file itself shows (sizes, heads, time conditioning) need not be told."""
-        state = self.state
-        if self.gidd:
-            if vocab is None:
-                raise UserError(
-                    f"{self.file} is a GIDD checkpoint, which does not show its vocabulary: put its tokenizer.json "
-                    "beside it, or name the tokenizer.",
-                    "tokenizer",
-                )
-            return from_gidd(state, vocab, heads=heads)
-        shadow = find(self.tree, "shadow_params") if ema else None
-        if isinstance(shadow, list):
-            state = with_averages(state, shadow)
-        if time_conditioning is None:
-            time_conditioning = find(self.hyper_parameters, "time_conditioning") is True
-        return from_reference(state, vocab, heads=heads, time_conditioning=time_conditioning)
-
-
-def _safetensors(file: Path) -> dict[str, Any]:
-    try:
-        return dict(load_file(file))
-    except (OSError, safetensors.SafetensorError) as error:
-        raise UserError(f"{file} is missing or damaged ({error}): fetch it again.") from error
-
-
-def gidd_length(state: Mapping[str, Loadable]) -> int | None:
-    """Positions that GIDD's rotary buffer was made for; None where there is no such buffer."""
-    shapes = [value.shape for name, value in state.items() if name.endswith("rotary_emb.cos_cached")]
-    return shapes[0][1] if shapes and len(shapes[0]) > 1 else None
 
 
 def parameter_names(depth: int) -> dict[str, str]:
@@ -161,39 +79,58 @@ def _shape(state: Mapping[str, Loadable], name: str) -> Sequence[int]:
     return state[name].shape
 
 
+def _sizes(state: Mapping[str, Loadable], name: str) -> tuple[int, int]:
+    """Rows and columns of a matrix."""
+    shape = tuple(_shape(state, name))
+    if len(shape) != 2 or shape[0] > MOST_ROWS or shape[1] > MOST_COLUMNS:
+        raise UserError(f'"{name}" has shape {shape} where a matrix of a network is needed: the checkpoint is damaged.')
+    return shape
+
+
 def _depth(state: Iterable[str]) -> int:
-    return 1 + max((int(m[1]) for name in state if (m := re.match(r"blocks\.(\d+)\.", name))), default=-1)
+    """How many blocks there are, with none left out."""
+    found = {m[1] for name in state if (m := re.match(r"blocks\.(\d{1,4})\.", name))}
+    if found != {str(i) for i in range(len(found))}:
+        raise UserError("The checkpoint's blocks are not numbered in a row: it is damaged.")
+    return len(found)
 
 
 def _heads(state: Mapping[str, Loadable], width: int, heads: int | None) -> int:
     """The number of heads, which no weight shows, from the rotary buffer; the caller's word goes first."""
     if heads is not None:
         return heads
-    if "rotary_emb.inv_freq" in state:
-        return width // (2 * state["rotary_emb.inv_freq"].shape[0])
-    if "rotary_emb.cos_cached" in state:
-        return width // state["rotary_emb.cos_cached"].shape[-1]
+    for name, channels in (("rotary_emb.inv_freq", 2), ("rotary_emb.cos_cached", 1)):
+        shape = tuple(state[name].shape) if name in state else ()
+        if shape and shape[-1]:
+            return width // (channels * shape[-1])
     raise UserError("The checkpoint does not show its number of attention heads: tell it, heads=….")
+
+
+def _network(config: DiTConfig, vocab: Vocab, state: Mapping[str, Loadable]) -> DiT:
+    """The network, once every shape in the file is known to fit it: a file must not make us fetch memory for what it lacks."""
+    with torch.device("meta"):
+        own = DiT(config, vocab).state_dict()
+    for theirs, ours in parameter_names(config.depth).items():
+        if theirs not in state and config.causal:
+            continue
+        found, target = tuple(_shape(state, theirs)), tuple(own[ours].shape)
+        counted = ours.startswith(("embedding.", "output."))  # one row per id, with or without padding
+        rows = range(vocab.size, padded(vocab.size) + 1) if counted else target[:1]
+        if not found or found[0] not in rows or found[1:] != target[1:]:
+            raise UserError(
+                f'"{theirs}" has shape {found} where {target} is needed: the checkpoint is damaged, or of another network.'
+            )
+    return DiT(config, vocab)
 
 
 def _fill(model: DiT, state: Mapping[str, Loadable]) -> DiT:
     """Copy the weights; fewer rows than ours (the head's padding) leave zeros, more (the embedding's) are dropped."""
     own = model.state_dict()
     for theirs, ours in parameter_names(model.config.depth).items():
-        if theirs not in state and model.config.causal:
-            continue
-        _shape(state, theirs)
-        source, target = _tensor(state[theirs]), own[ours]
-        rows, size = source.shape[0], model.vocab.size
-        counted = ours.startswith(("embedding.", "output."))  # one row per id, with or without padding
-        fits = size <= rows <= padded(size) if counted else rows == target.shape[0]
-        if not fits or source.shape[1:] != target.shape[1:]:
-            raise UserError(
-                f'"{theirs}" has shape {tuple(source.shape)} where {tuple(target.shape)} is needed: '
-                "the checkpoint is damaged, or of another network."
-            )
-        rows = min(rows, target.shape[0])
-        target[:rows] = source[:rows]
+        if theirs in state:
+            source, target = _tensor(state[theirs]), own[ours]
+            rows = min(source.shape[0], target.shape[0])
+            target[:rows] = source[:rows]
     return model
 
 
@@ -209,13 +146,13 @@ def from_reference(
     Their autoregressive network has no modulation; ours then gets constant gates of one, which is the same function.
     """
     state = _bare(state)
-    size, width = _shape(state, "vocab_embed.embedding")
+    size, width = _sizes(state, "vocab_embed.embedding")
     depth, adaptive = _depth(state), "blocks.0.adaLN_modulation.weight" in state
     config = DiTConfig(
         depth=depth,
         width=width,
         heads=_heads(state, width, heads),
-        cond_width=_shape(state, "sigma_map.mlp.0.weight")[0] if adaptive else 1,
+        cond_width=_sizes(state, "sigma_map.mlp.0.weight")[0] if adaptive else 1,
         time_conditioning=time_conditioning and adaptive,
         causal=not adaptive,
     )
@@ -223,7 +160,7 @@ def from_reference(
         raise UserError(
             f"The checkpoint has {size} ids and the vocabulary told {vocab.size}: pass the one of its tokenizer."
         )
-    model = DiT(config, vocab or Vocab(size, size - 1))
+    model = _network(config, vocab or Vocab(size, size - 1), state)
     if not adaptive:
         for i in range(depth):
             gates = model.state_dict()[f"blocks.{i}.modulation.bias"].view(6, width)
@@ -234,25 +171,27 @@ def from_reference(
 def from_gidd(state: Mapping[str, Loadable], vocab: Vocab, *, heads: int | None = None) -> DiT:
     """GIDD's network as ours. Its V is rounded up to 128 already, so the true vocabulary must be told."""
     state = _bare(state)
-    rows, width = _shape(state, "vocab_embed.embedding")
+    rows, width = _sizes(state, "vocab_embed.embedding")
     if rows not in (vocab.size, padded(vocab.size)):
         raise UserError(
             f"The checkpoint's embedding has {rows} rows and the vocabulary {vocab.size} ids: pass the vocabulary that "
             "it was trained with (its tokenizer's length, the mask included)."
         )
-    bias = _tensor(state["logit_bias"]).reshape(()) if "logit_bias" in state else torch.zeros(())
+    bias = _tensor(state["logit_bias"]).flatten() if "logit_bias" in state else torch.zeros(1)
+    if len(bias) != 1:
+        raise UserError(f'"logit_bias" has {len(bias)} numbers where one is needed: the checkpoint is damaged.')
     config = DiTConfig(
         depth=_depth(state),
         width=width,
         heads=_heads(state, width, heads),
-        cond_width=_shape(state, "sigma_map.mlp.0.weight")[0],
+        cond_width=_sizes(state, "sigma_map.mlp.0.weight")[0],
         time_conditioning=True,
         time_input="t",
-        input_bias=bool(bias != 0),
+        input_bias=bool(bias[0] != 0),
     )
-    model = _fill(DiT(config, vocab), state)
+    model = _fill(_network(config, vocab, state), state)
     if model.output.input_bias is not None:
-        model.output.input_bias.data.copy_(bias)
+        model.output.input_bias.data.copy_(bias[0])
     return model
 
 
@@ -265,7 +204,7 @@ def with_averages(state: Mapping[str, Loadable], shadow: Sequence[Loadable]) -> 
             f"The checkpoint's EMA has {len(shadow)} tensors for {len(names)} parameters: convert without its EMA (ema=False, --no-ema)."
         )
     for name, average in zip(names, shadow, strict=False):  # a learned noise schedule's come after the network's
-        if tuple(average.shape) != tuple(state[name].shape):
+        if not hasattr(average, "shape") or tuple(average.shape) != tuple(state[name].shape):
             raise UserError(
                 f'The checkpoint\'s EMA does not fit the network at "{name}": convert without its EMA (ema=False, --no-ema).'
             )

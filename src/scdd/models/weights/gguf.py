@@ -18,8 +18,8 @@ from torch import Tensor
 
 from scdd.core.errors import UserError, reason
 from scdd.models.weights.files import Lazy, Loader
+from scdd.models.weights.gguf_format import MAGIC, StoredTensor, read
 
-MAGIC = b"GGUF"
 ARCHITECTURES = ("llama", "qwen2", "qwen3")  # Mistral's files say llama
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _BLOCK = {
@@ -56,42 +56,41 @@ def is_gguf(file: Path) -> bool:
 
 def read_gguf(file: Path) -> GgufModel:
     """A model of one of the architectures."""
-    reader, facts = _opened(file)
-    config = _config(facts, {tensor.name: [int(n) for n in tensor.shape] for tensor in reader.tensors}, file)
+    facts, tensors = _opened(file)
+    config = _config(facts, {name: tensor.shape for name, tensor in tensors.items()}, file)
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     loaders: dict[str, Loader] = {}
-    for tensor in reader.tensors:
-        if tensor.name == _STRETCH:
-            config["rope_scaling"] = _llama3(_loader(tensor, None)(), config, file)
+    for stored, tensor in tensors.items():
+        if stored == _STRETCH:
+            config["rope_scaling"] = _llama3(_loader(stored, tensor, None)(), config, file)
             continue
-        match = _NAME.fullmatch(tensor.name)
+        match = _NAME.fullmatch(stored)
         known = match is not None and match[2] in (_TOP if match[1] is None else _BLOCK)
         if match is None or not known:
-            raise UserError(f"{file} has a tensor {tensor.name}, which no network here has: take another model.")
+            raise UserError(f"{file} has a tensor {stored}, which no network here has: take another model.")
         name = _TOP[match[2]] if match[1] is None else f"model.layers.{match[1]}.{_BLOCK[match[2]]}"
         turned = heads.get(match[2]) if config["model_type"] == "llama" else None
-        loaders[f"{name}.{match[3]}"] = _loader(tensor, turned)
+        loaders[f"{name}.{match[3]}"] = _loader(stored, tensor, turned)
     return GgufModel(config, Lazy(loaders), facts)
 
 
 def metadata(file: Path) -> dict[str, Any]:
     """Only what a file says beside its weights."""
-    return _opened(file)[1]
+    return _opened(file)[0]
 
 
-def _opened(file: Path) -> tuple[Any, dict[str, Any]]:
+def _opened(file: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
     try:
-        from gguf import GGUFReader
+        from gguf.constants import GGML_QUANT_SIZES
     except ImportError as error:
         raise UserError(f"{file} needs a package to be read: install scdd[gguf].") from error
     try:
-        reader = GGUFReader(str(file))
-        return reader, {name: field.contents() for name, field in reader.fields.items()}
-    except Exception as error:  # a damaged file can fail in any way
+        return read(file, {int(kind): size for kind, size in GGML_QUANT_SIZES.items()})
+    except (OSError, ValueError) as error:
         raise UserError(f"{file} cannot be read as a GGUF file ({reason(error)}): fetch it again.") from error
 
 
-def _config(facts: Mapping[str, Any], tensors: Mapping[str, list[int]], file: Path) -> dict[str, Any]:
+def _config(facts: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]], file: Path) -> dict[str, Any]:
     kind = facts.get("general.architecture")
     if kind not in ARCHITECTURES:
         raise UserError(f"{file} is of architecture {kind}: {', '.join(ARCHITECTURES)} can be read.")
@@ -107,7 +106,7 @@ def _config(facts: Mapping[str, Any], tensors: Mapping[str, list[int]], file: Pa
         raise UserError(f"{file} says {heads} heads and a width of {width}, or has no embedding: it is damaged.")
     config = {
         "model_type": kind,
-        "vocab_size": tensors["token_embd.weight"][1],
+        "vocab_size": tensors["token_embd.weight"][0],
         "num_hidden_layers": number("block_count"),
         "hidden_size": width,
         "intermediate_size": number("feed_forward_length"),
@@ -131,17 +130,19 @@ def _config(facts: Mapping[str, Any], tensors: Mapping[str, list[int]], file: Pa
     return config
 
 
-def _loader(tensor: Any, heads: int | None) -> Loader:
+def _loader(name: str, tensor: StoredTensor, heads: int | None) -> Loader:
     def load() -> Tensor:
+        from gguf.constants import GGMLQuantizationType
         from gguf.quants import dequantize
 
         try:
-            values = np.array(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
+            values = np.array(dequantize(tensor.content, GGMLQuantizationType(tensor.kind)), dtype=np.float32)
+            values = values.reshape(tensor.shape)
             if heads is not None:  # [heads, pairs, 2, …] → [heads, 2, pairs, …]
                 apart = values.reshape(heads, -1, 2, *values.shape[1:])
                 values = np.ascontiguousarray(apart.swapaxes(1, 2).reshape(values.shape))
         except (ValueError, NotImplementedError) as error:
-            raise UserError(f"The tensor {tensor.name} cannot be read ({reason(error)}): take another file.") from error
+            raise UserError(f"The tensor {name} cannot be read ({reason(error)}): take another file.") from error
         return torch.from_numpy(values)
 
     return load
@@ -149,14 +150,17 @@ def _loader(tensor: Any, heads: int | None) -> Loader:
 
 def _llama3(divisors: Tensor, config: Mapping[str, Any], file: Path) -> dict[str, Any]:
     """The scaling whose divisors these are: llama.cpp keeps them, and not the four numbers that made them."""
+    own = UserError(f"{file} stretches its rotary positions in a way of its own: take another model.")
+    pairs = config["head_dim"] // 2
+    if divisors.shape != (pairs,) or not pairs:
+        raise own
     scaling = {
         "rope_type": "llama3", "factor": float(divisors.max()), "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
     }  # fmt: skip
-    pairs = config["head_dim"] // 2
     waves = 2 * torch.pi * config["rope_theta"] ** (torch.arange(pairs, dtype=torch.float64) / pairs)
     smooth = ((8192 / waves - 1.0) / 3.0).clamp(0.0, 1.0)
     expected = 1 / ((1 - smooth) / scaling["factor"] + smooth)
-    if divisors.shape != expected.shape or not torch.allclose(divisors.double(), expected, rtol=1e-3):
-        raise UserError(f"{file} stretches its rotary positions in a way of its own: take another model.")
+    if not torch.allclose(divisors.double(), expected, rtol=1e-3):
+        raise own
     return scaling

@@ -14,6 +14,7 @@ import zlib
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,9 @@ class StoredTensor:
         """Read it; contiguous, on the CPU."""
         try:
             with zipfile.ZipFile(self.storage.file) as archive:
-                content = bytearray(archive.read(self.storage.entry))
+                content = bytearray(_entry(archive, self.storage.entry))
+            if prod(self.shape) * self.dtype.itemsize > len(content):
+                raise ValueError(f"{len(content)} bytes for a tensor of {self.shape}")
             if not content:
                 return torch.empty(self.shape, dtype=self.dtype)
             flat = torch.frombuffer(content, dtype=self.dtype)
@@ -112,7 +115,21 @@ class StoredTensor:
 
 def _tensor(storage: Storage, offset: int, shape: Any, stride: Any, *rest: Any) -> StoredTensor:
     dtype = next((each for each in rest if isinstance(each, torch.dtype)), storage.dtype)
-    return StoredTensor(storage, dtype, int(offset), tuple(shape), tuple(stride))
+    return StoredTensor(storage, dtype, int(offset), _whole(shape), _whole(stride))
+
+
+def _whole(sizes: Any) -> tuple[int, ...]:
+    if not all(isinstance(size, int) and size >= 0 for size in sizes):
+        raise pickle.UnpicklingError(f"a tensor of shape {sizes}")
+    return tuple(sizes)
+
+
+def _entry(archive: zipfile.ZipFile, name: str) -> bytes:
+    """A file of the archive; torch compresses nothing, so what would grow was not written by it."""
+    info = archive.getinfo(name)
+    if info.compress_type != zipfile.ZIP_STORED:
+        raise ValueError("it is compressed")
+    return archive.read(info)
 
 
 def _parameter(data: Any, *rest: Any) -> Any:
@@ -175,7 +192,7 @@ def read_checkpoint(file: str | Path) -> Any:
             root = program.removesuffix("data.pkl")
             if f"{root}byteorder" in archive.namelist() and archive.read(f"{root}byteorder") != b"little":
                 raise UserError(f"{file} was written on a big-endian machine: save it again on a common one.")
-            return _Reader(archive.read(program), file, root).load()
+            return _Reader(_entry(archive, program), file, root).load()
     except UserError:
         raise
     except Exception as error:  # a damaged pickle can fail in any way

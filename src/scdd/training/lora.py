@@ -1,0 +1,78 @@
+"""LoRA (Hu et al., 2021) through peft: W + (alpha / rank) · B A, of which only A and B are trained.
+
+The network that is published has the sum as its weights, under its usual names; what a run needs to go on is the frozen
+weights and the two factors, as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from scdd.core.errors import UserError
+from scdd.models.network import Network
+from scdd.training.options import LoraOptions
+
+NAME = "default"  # of the one adapter
+BASE, DOWN, UP = ".base_layer.", f".lora_A.{NAME}.weight", f".lora_B.{NAME}.weight"
+
+
+def adapt(network: Network, options: LoraOptions, generator: torch.Generator) -> None:
+    """Freeze the network and put adapters beside its matrices, in place; they start as no change at all.
+
+    A is drawn from the generator, on the CPU: every rank draws the same.
+    """
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError as error:
+        raise UserError('lora needs the peft package: pip install "scdd[lora]".', "lora") from error
+    names = _targets(network, options)
+    network.requires_grad_(False)
+    config = LoraConfig(r=options.rank, lora_alpha=cast(int, options.alpha), target_modules=names)
+    inject_adapter_in_model(config, cast(Any, network), adapter_name=NAME)
+    for name in names:
+        layer: Any = network.get_submodule(name)
+        down, up = layer.lora_A[NAME].weight, layer.lora_B[NAME].weight
+        bound = 1 / math.sqrt(down.shape[1])  # PyTorch's own default for a linear map, and peft's
+        with torch.no_grad():
+            down.copy_(torch.empty(down.shape).uniform_(-bound, bound, generator=generator))
+            up.zero_()
+
+
+def _targets(network: Network, options: LoraOptions) -> list[str]:
+    """The linear layers to adapt, by their whole names."""
+    linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
+    own = {name.removesuffix(".weight") for name in network.hidden_matrices()}
+    offered = [name for name in linear if name in own] or linear
+    if not offered:
+        raise UserError("lora adapts linear layers, and this network has none: train it as a whole.", "lora")
+    if options.targets is None:
+        return offered
+    for target in options.targets:
+        if not any(_matches(name, target) for name in offered):
+            known = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in offered))
+            raise UserError(f"lora.targets names {target}, which is no layer to adapt here: choose of {known}.", "lora")
+    return [name for name in offered if any(_matches(name, target) for target in options.targets)]
+
+
+def _matches(name: str, target: str) -> bool:
+    """Whether a layer's name is the target or ends in it."""
+    return f".{name}".endswith(f".{target}")
+
+
+def merged(weights: Mapping[str, Tensor], options: LoraOptions) -> dict[str, Tensor]:
+    """An adapted network's weights as those of the network that it stands for; the others as they are."""
+    plain: dict[str, Tensor] = {}
+    for name, value in weights.items():
+        if name.endswith((DOWN, UP)):
+            continue
+        stem, base, kind = name.rpartition(BASE)
+        if base and kind == "weight":
+            change = weights[stem + UP].float() @ weights[stem + DOWN].float()
+            value = (value.float() + options.scale * change).to(value.dtype)
+        plain[f"{stem}.{kind}" if base else name] = value
+    return plain
