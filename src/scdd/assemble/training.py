@@ -182,7 +182,7 @@ def trainer(
             raise UserError(
                 "training.recompute needs a network of kind llama: switch it off, or use a smaller micro_batch_size."
             )
-        net.recompute = True
+        cast(Any, net).recompute = True
     if training.lora is not None:
         from scdd.training.lora import adapt
 
