@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -169,6 +169,23 @@ def trainer(
     minimised = own or objective(spec, vocab, net.width)
     if checkpoint is not None:
         _take_over(checkpoint, net, minimised, spec)
+    _make_ready(net, spec)
+    module = LossModule(net, minimised, world.size, training.grow_attention).to(world.device)
+    compile = training.compile and world.device.type == "cuda"
+    parallel = Parallel(module, world, compile, training.cuda_graphs)
+    with at("data"):
+        blocks = data.blocks(data.train)
+    with at("training"):
+        rank = Rank(world.rank, world.size)
+        loader = Loader(blocks, training.batch_size, spec.seed, rank, world.device)
+    checkpoints = Checkpoints(run, _identity(spec, data, net, minimised), world, training.keep_last)
+    validation = _validation(spec, data, parallel)
+    return Trainer(parallel, loader, checkpoints, training, spec.seed, validation)
+
+
+def _make_ready(net: Network, spec: Recipe) -> None:
+    """What training asks of the network besides its weights: what is frozen, seen, kept and added."""
+    training, prism = spec.training, isinstance(spec.objective, PrismOptions)
     if isinstance(spec.objective, PrismOptions) and spec.objective.freeze:
         if not training.start_from:
             raise UserError(
@@ -176,7 +193,12 @@ def trainer(
                 "training.start_from, or set objective.freeze to false."
             )
         net.requires_grad_(False)
-    _require_lookahead(spec, net)
+    for name, value in (("objective.ar_share", spec.objective), ("training.grow_attention", training)):
+        if getattr(value, name.partition(".")[2], 0) and (net.causal or not hasattr(net, "lookahead")):
+            raise UserError(
+                f"{name} needs a two-sided network that can be told how far to look: use one of kind llama, or set "
+                f"{name} to 0."
+            )
     if training.recompute:
         if not hasattr(net, "recompute"):
             raise UserError(
@@ -186,49 +208,26 @@ def trainer(
     if training.lora is not None:
         from scdd.training.lora import adapt
 
-        if isinstance(spec.objective, PrismOptions):
+        if prism:
             raise UserError("training.lora adapts a denoiser, and objective.kind prism trains a head: choose one.")
         with at("training"):
             adapt(net, training.lora, torch.Generator().manual_seed(derive_seed(spec.seed, "lora") >> 1))
     net.compute_dtype = torch.bfloat16 if training.precision == "bf16" else None
-    module = LossModule(net, minimised, world.size, training.grow_attention).to(world.device)
-    compile = training.compile and world.device.type == "cuda"
-    parallel = Parallel(module, world, compile, training.cuda_graphs)
-    with at("data"):
-        blocks = data.blocks(data.train)
-    with at("training"):
-        rank = Rank(world.rank, world.size)
-        loader = Loader(blocks, training.batch_size, spec.seed, rank, world.device)
+
+
+def _identity(spec: Recipe, data: Corpus, net: Network, minimised: Objective) -> Identity:
+    """What the run's checkpoints say of themselves."""
+    vocab = data.tokenizer.vocab
     # A process that is not the recipe's: checkpoints say so, and are not loaded without it.
     named = repr(minimised.process) == repr(make_process(spec.process, vocab))
     template = {} if data.chat_template is None else {CHAT_TEMPLATE: data.chat_template}
-    identity = Identity(
+    return Identity(
         recipe=dumps(spec),
         vocab=vocab,
         tokenizer=data.tokenizer.to_str(),
         network=net.description(),
         extra={**template, **({} if named else {FOREIGN: repr(minimised.process)})},
     )
-    checkpoints = Checkpoints(run, identity, world, training.keep_last)
-    validation = _validation(spec, data, parallel)
-    return Trainer(parallel, loader, checkpoints, training, spec.seed, validation)
-
-
-def _require_lookahead(spec: Recipe, net: Network) -> None:
-    """Some options need a network that can be told how far to look."""
-    wanted = [
-        name
-        for name, value in (
-            ("objective.ar_share", getattr(spec.objective, "ar_share", 0)),
-            ("training.grow_attention", spec.training.grow_attention),
-        )
-        if value
-    ]
-    if wanted and (net.causal or not hasattr(net, "lookahead")):
-        raise UserError(
-            f"{wanted[0]} needs a two-sided network that can be told how far to look: use one of kind llama, "
-            f"or set {wanted[0]} to 0."
-        )
 
 
 def _validation(spec: Recipe, data: Corpus, parallel: Parallel) -> Callable[[], Estimate] | None:
