@@ -238,3 +238,14 @@ def test_the_face_is_whole() -> None:
 
     assert all(getattr(scdd, name) is not None for name in scdd.__all__)
     assert dir(scdd) == sorted(scdd.__all__)
+
+
+@pytest.mark.parametrize(
+    ("before", "expected"),
+    [("", "10000"), ("import torch", "None"), ("os.environ['OMP_WAIT_POLICY'] = 'ACTIVE'", "None")],
+)
+def test_python_asks_threads_not_to_spin_before_torch_is_there(before: str, expected: str) -> None:
+    code = f"import os\n{before}\nimport scdd\nscdd.UserError\nprint(os.environ.get('GOMP_SPINCOUNT'))"
+    clean = {k: v for k, v in os.environ.items() if k not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
+    found = subprocess.run([sys.executable, "-c", code], env=clean, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == expected
