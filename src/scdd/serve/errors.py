@@ -54,9 +54,11 @@ class ApiError(Exception):
         return JSONResponse(self.body, self.status, self.headers)
 
 
-def busy(retry_after: int) -> ApiError:
-    """The queue is full."""
-    message = f"The server is busy: try again in {retry_after} s."
+def busy(waiting: int, retry_after: int) -> ApiError:
+    """The queue is full, or too long for an answer in time."""
+    message = (
+        f"The server is busy: {waiting} {'job' if waiting == 1 else 'jobs'} in the queue; try again in {retry_after} s."
+    )
     headers = {"Retry-After": str(retry_after)}
     return ApiError(429, message, "rate_limit_error", code="rate_limit_exceeded", headers=headers)
 
@@ -65,6 +67,19 @@ def late(seconds: float) -> ApiError:
     """The time limit has passed."""
     message = f"The answer was not ready within {seconds:g} s: ask for fewer steps, tokens or texts."
     return ApiError(504, message, "timeout_error", code="timeout")
+
+
+def unfinished() -> ApiError:
+    """The request has not come in time."""
+    message = "The request was not complete in time: send its head and its body without a pause."
+    return ApiError(408, message, "timeout_error", code="request_timeout")
+
+
+def full() -> ApiError:
+    """No connection is left, and each is in use."""
+    headers = {"Retry-After": "5", "Connection": "close"}
+    message = "The server has as many connections as it can: try again in 5 s."
+    return ApiError(503, message, "server_error", code="too_many_connections", headers=headers)
 
 
 def stopping() -> ApiError:
