@@ -137,6 +137,13 @@ def routes(service: Service, refused: dict[int | str, dict[str, Any]]) -> APIRou
             **head, choices=order.choices(samples), usage=order.usage(samples), scdd=order.facts(samples)  # type: ignore[arg-type]
         )  # fmt: skip
 
+    @router.post("/chat/completions", include_in_schema=False)
+    @router.post("/responses", include_in_schema=False)
+    async def chat() -> None:
+        """What chat clients ask for first."""
+        message = "This server completes texts and holds no chats: use POST /v1/completions with a prompt."
+        raise ApiError(404, message, code="not_found")
+
     @router.get("/models")
     async def models() -> ModelsReply:
         """The models that this server has: one."""

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, create_model
+from pydantic import BaseModel, BeforeValidator, Field, create_model
 
 from scdd.samplers.options import SamplingOptions
 from scdd.serve import requests as ask
 
 Stop = Annotated[ask.Text, Field(min_length=1, max_length=256)]
 Id = Annotated[ask.Whole, Field(ge=0)]
+
+
+def _refuse(value: Any) -> Any:
+    """Whatever would change the text and is not done here is refused, not ignored."""
+    if value not in (None, 0, {}) or isinstance(value, bool):
+        raise ValueError("this server does not have it; leave it out")
+    return value
+
+
+NoPenalty = Annotated[float | None, BeforeValidator(_refuse), Field(json_schema_extra={"minimum": 0, "maximum": 0})]
+NoBias = Annotated[dict[str, float] | None, BeforeValidator(_refuse), Field(json_schema_extra={"maxProperties": 0})]
 
 
 class StreamOptions(BaseModel):
@@ -55,11 +66,11 @@ class Completion(_Additions):  # type: ignore[misc]
     """Server-sent events."""
     stream_options: StreamOptions | None = None
     """Whether the stream ends with the usage."""
-    frequency_penalty: Annotated[ask.Number, Field(ge=0.0, le=0.0)] | None = None
+    frequency_penalty: NoPenalty = None
     """Not supported but as 0."""
-    presence_penalty: Annotated[ask.Number, Field(ge=0.0, le=0.0)] | None = None
+    presence_penalty: NoPenalty = None
     """Not supported but as 0."""
-    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
+    logit_bias: NoBias = None
     """Not supported but empty."""
     user: ask.Text | None = None
     """Ignored."""
