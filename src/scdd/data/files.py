@@ -82,8 +82,8 @@ def make_folder(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def locked(folder: Path, busy: str) -> Iterator[None]:
-    """One process at a time in one folder, or `busy` is the mistake; the lock dies with the process and leaves no file."""
+def locked(folder: Path) -> Iterator[None]:
+    """One process at a time writes into an output folder; the lock dies with the process and leaves no file."""
     try:
         import fcntl
     except ModuleNotFoundError:  # Windows
@@ -94,7 +94,9 @@ def locked(folder: Path, busy: str) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise UserError(busy) from error
+            raise UserError(
+                f"out {folder} is in use by another process: wait for it, or choose another folder.", "out"
+            ) from error
         except OSError:
             pass  # some network file systems know no locks, and work all the same
         yield

@@ -53,7 +53,7 @@ def prepare(job: Preparation) -> Iterator[PrepareProgress]:
     given = None if job.tokenizer is None else TextTokenizer.load(job.tokenizer)
     about = _describe(job, sources, fraction, given)
     make_folder(job.out)
-    with locked(job.out, f"{job.out} is in use by another process: wait for it, or choose another folder."):
+    with locked(job.out):
         if job.overwrite:
             _clear(job.out)
         if (job.out / INDEX).exists():

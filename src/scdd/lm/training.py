@@ -118,8 +118,7 @@ def _alone(out: Path, here: World) -> Iterator[None]:
         def enter() -> None:
             nonlocal fresh
             make_folder(out)
-            busy = f"out {out} is in use by another process: wait for it, or choose another folder."
-            held.enter_context(locked(out, busy))
+            held.enter_context(locked(out))
             fresh = not (out / "tokenizer.json").exists()
 
         here.on_main(enter)
@@ -187,15 +186,15 @@ def _changes(spec: Recipe, earlier: Recipe | None, trainer: Trainer) -> Iterator
     """What the user should know of a run that goes on otherwise than it began, and of its numbers."""
     aim = spec.objective
     if isinstance(aim, PrismOptions) or (isinstance(aim, ElboOptions) and (aim.weighting != "elbo" or aim.ar_share)):
-        yield "the train loss is weighted as objective says, the valid NELBO never is: do not compare the two"
+        yield "train loss has the objective's weights, valid NELBO is the bound itself: the two cannot be compared"
     now = spec.training
     if earlier is None or earlier.training.steps == now.steps or not 0 < trainer.step < now.steps:
         return
-    rates = [learning_rate(options, trainer.step) for options in (earlier.training, now)]
     if now.final_fraction < 1:
+        was, is_now = (learning_rate(options, trainer.step) for options in (earlier.training, now))
         yield (
-            f"training.steps was {earlier.training.steps} and is {now.steps}, and the learning rate falls until the last "
-            f"step: at step {trainer.step + 1} it is {rates[1]:.2e} and would have been {rates[0]:.2e}"
+            f"training.steps was {earlier.training.steps} and is {now.steps}: the learning rate now reaches its lowest at "
+            f"step {now.steps} (at step {trainer.step + 1} it is {is_now:.2e}, before it was {was:.2e})"
         )
 
 

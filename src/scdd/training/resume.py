@@ -187,8 +187,9 @@ def _read_shards(folder: Path, tensors: dict[str, Tensor], alone: bool) -> None:
 def _first(error: Any) -> OSError:
     """The first rank's failure, as one that the caller expects: what is raised there is no `Exception`."""
     failure: BaseException = next(iter(error.failures.values()))[0]
-    number = failure.errno if isinstance(failure, OSError) else None
-    return OSError(number or errno.EIO, reason(failure))
+    if isinstance(failure, OSError):
+        return failure
+    return OSError(errno.EIO, reason(failure))
 
 
 def _read_plain(file: Path, tensors: dict[str, Tensor]) -> None:
