@@ -41,6 +41,7 @@ from scdd.training.parallel import LossModule, Parallel, World
 from scdd.training.resume import Checkpoints
 from scdd.training.trainer import Trainer
 from scdd.training.validate import validate
+from scdd.training.verify import sound_meta
 
 if TYPE_CHECKING:
     from scdd.data.pairs import PairBlocks
@@ -250,10 +251,10 @@ def _network(
 ) -> tuple[Network, Bundle | None]:
     """(The run's network, the checkpoint whose weights it is to start from)."""
     vocab, start, causal = tokenizer.vocab, spec.training.start_from, spec.process.kind == "ar"
-    last = bundle.newest_checkpoint(run)
-    if own is None and last is not None and start is not None:
+    said = sound_meta(run) if own is None and start is not None else None
+    if said is not None:
         # A run that goes on has its own weights, and needs only to know its network.
-        return make_network(bundle.meta(last)["network"], vocab), None
+        return make_network(said["network"], vocab), None
     checkpoint = None if start is None else bundle.read(start)
     if checkpoint is not None:
         checkpoint.check(vocab, tokenizer.to_str() if checkpoint.tokenizer is not None else None)
