@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -169,28 +169,8 @@ def trainer(
     minimised = own or objective(spec, vocab, net.width)
     if checkpoint is not None:
         _take_over(checkpoint, net, minimised, spec)
-    if isinstance(spec.objective, PrismOptions) and spec.objective.freeze:
-        if not training.start_from:
-            raise UserError(
-                "objective.freeze keeps the denoiser as it is, and it is untrained: name a trained mdlm checkpoint in "
-                "training.start_from, or set objective.freeze to false."
-            )
-        net.requires_grad_(False)
-    _require_lookahead(spec, net)
-    if training.recompute:
-        if not hasattr(net, "recompute"):
-            raise UserError(
-                "training.recompute needs a network of kind llama: switch it off, or use a smaller micro_batch_size."
-            )
-        cast(Any, net).recompute = True
-    if training.lora is not None:
-        from scdd.training.lora import adapt
-
-        if isinstance(spec.objective, PrismOptions):
-            raise UserError("training.lora adapts a denoiser, and objective.kind prism trains a head: choose one.")
-        with at("training"):
-            adapt(net, training.lora, torch.Generator().manual_seed(derive_seed(spec.seed, "lora") >> 1))
-    net.compute_dtype = torch.bfloat16 if training.precision == "bf16" else None
+    _require_fit(spec, net, minimised)
+    _prepare(spec, net)
     module = LossModule(net, minimised, world.size, training.grow_attention).to(world.device)
     compile = training.compile and world.device.type == "cuda"
     parallel = Parallel(module, world, compile, training.cuda_graphs)
@@ -214,13 +194,19 @@ def trainer(
     return Trainer(parallel, loader, checkpoints, training, spec.seed, validation)
 
 
-def _require_lookahead(spec: Recipe, net: Network) -> None:
-    """Some options need a network that can be told how far to look."""
+def _require_fit(spec: Recipe, net: Network, minimised: Objective) -> None:
+    """Refuse a network that cannot do what the recipe asks for."""
+    training = spec.training
+    if isinstance(minimised.process, Autoregressive) and not net.causal:
+        raise UserError(
+            "process.kind ar learns the next token, and this network sees it: use a causal one (which says causal = True), "
+            "or another process."
+        )
     wanted = [
         name
         for name, value in (
             ("objective.ar_share", getattr(spec.objective, "ar_share", 0)),
-            ("training.grow_attention", spec.training.grow_attention),
+            ("training.grow_attention", training.grow_attention),
         )
         if value
     ]
@@ -229,6 +215,33 @@ def _require_lookahead(spec: Recipe, net: Network) -> None:
             f"{wanted[0]} needs a two-sided network that can be told how far to look: use one of kind llama, "
             f"or set {wanted[0]} to 0."
         )
+    if training.recompute and not hasattr(net, "recompute"):
+        raise UserError(
+            "training.recompute needs a network of kind llama: switch it off, or use a smaller micro_batch_size."
+        )
+    if isinstance(spec.objective, PrismOptions):
+        if training.lora is not None:
+            raise UserError("training.lora adapts a denoiser, and objective.kind prism trains a head: choose one.")
+        if spec.objective.freeze and not training.start_from:
+            raise UserError(
+                "objective.freeze keeps the denoiser as it is, and it is untrained: name a trained mdlm checkpoint in "
+                "training.start_from, or set objective.freeze to false."
+            )
+
+
+def _prepare(spec: Recipe, net: Network) -> None:
+    """What training changes of a network: what is frozen, adapted, computed again, and in which type."""
+    training = spec.training
+    if isinstance(spec.objective, PrismOptions) and spec.objective.freeze:
+        net.requires_grad_(False)
+    if training.recompute:
+        cast(Any, net).recompute = True
+    if training.lora is not None:
+        from scdd.training.lora import adapt
+
+        with at("training"):
+            adapt(net, training.lora, torch.Generator().manual_seed(derive_seed(spec.seed, "lora") >> 1))
+    net.compute_dtype = torch.bfloat16 if training.precision == "bf16" else None
 
 
 def _validation(spec: Recipe, data: Corpus, parallel: Parallel) -> Callable[[], Estimate] | None:
@@ -264,6 +277,11 @@ def _network(
         if checkpoint.network is None:
             raise UserError(f"{start} does not say its network's shape: name it in the model section.", "start_from")
         ours = checkpoint.network.get("kind") != "import"  # whose factory knows whether it is causal
+        if not ours and checkpoint.hub:
+            raise UserError(
+                f"training.start_from {start}: its network would run the code of {checkpoint.network.get('target')} on this "
+                "machine; name that in the model section, kind import, if you trust it."
+            )
         return make_network({**checkpoint.network, **({"causal": causal} if ours else {})}, vocab), checkpoint
     bias = checkpoint is not None and "output.input_bias" in checkpoint.weights
     return network(spec, vocab, **({"input_bias": True} if bias else {})), checkpoint
