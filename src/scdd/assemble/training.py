@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import gcd
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -170,6 +171,7 @@ def trainer(
     if checkpoint is not None:
         _take_over(checkpoint, net, minimised, spec)
     _require_fit(spec, net, minimised)
+    _require_same_passes(spec, world)
     _prepare(spec, net)
     module = LossModule(net, minimised, world.size, training.grow_attention).to(world.device)
     compile = training.compile and world.device.type == "cuda"
@@ -227,6 +229,22 @@ def _require_fit(spec: Recipe, net: Network, minimised: Objective) -> None:
                 "objective.freeze keeps the denoiser as it is, and it is untrained: name a trained mdlm checkpoint in "
                 "training.start_from, or set objective.freeze to false."
             )
+
+
+def _require_same_passes(spec: Recipe, world: World) -> None:
+    """Refuse micro-batches that would run the network twice on one rank and once on the others, which FSDP waits for."""
+    share, training = getattr(spec.objective, "ar_share", 0), spec.training
+    if world.kind != "fsdp" or not share:
+        return
+    from scdd.objectives.mixed import noised_rows
+
+    each = training.batch_size // world.size
+    noised = noised_rows(share, training.batch_size) % each  # of the rank that has rows of both kinds
+    if noised % min(training.micro_batch_size or each, each):
+        raise UserError(
+            f"objective.ar_share {share:g} leaves rows of both kinds in one micro-batch, which fsdp cannot run: set "
+            f"training.micro_batch_size to {gcd(noised, each)}, or training.parallel to ddp."
+        )
 
 
 def _prepare(spec: Recipe, net: Network) -> None:
