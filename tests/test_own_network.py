@@ -120,7 +120,26 @@ def test_it_is_handed_over_in_python(place: Path) -> None:
         scdd.load(place / "given")
     with pytest.raises(UserError, match="do not fit"):
         scdd.load(place / "given", network=lambda vocab: Neighbours(vocab, width=9, depth=1))
+    with pytest.raises(UserError, match=r"the network is a builtins.str: give a torch.nn.Module, or a function"):
+        scdd.load(place / "given", network="neighbours:build")  # type: ignore[arg-type]
     assert scdd.load(place / "given", network=make, device="cpu").generate(1, length=8, steps=2)
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_another_network_does_not_go_on_in_its_folder(place: Path, depth: int) -> None:
+    from neighbours import Neighbours
+
+    def train(out: str, depth: int, *more: str) -> None:
+        changes = [*SHORT, "training.validate_batches=1", *more]
+        make = lambda vocab: Neighbours(vocab, width=8, depth=depth)  # noqa: E731
+        scdd.train("neighbours.yaml", out, overrides=changes, network=make, device="cpu", progress=False)
+
+    train(f"deep{depth}", 1, "training.steps=1")
+    with pytest.raises(UserError, match=r"is of another network .*: resume with the network of the run"):
+        train(f"deep{depth}", depth, "training.steps=2")
+    pretrained = [*SHORT[1:-1], "training.steps=1", "model={kind: pretrained}", f"training.start_from=deep{depth}"]
+    with pytest.raises(UserError, match=r"Neighbours, was handed over in Python: hand it over again"):
+        scdd.train("neighbours.yaml", "fresh", overrides=pretrained, device="cpu", progress=False)
 
 
 VOCAB = Vocab(9, 8)

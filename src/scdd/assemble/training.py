@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import gcd
 from pathlib import Path
@@ -25,7 +25,7 @@ from scdd.data.pack import Blocks, Packing, cut
 from scdd.data.shards import MemoryTokens, Shards, TokenStream, read_manifest
 from scdd.data.texts import split_texts
 from scdd.data.tokenizer import TextTokenizer
-from scdd.models.foreign import given
+from scdd.models.foreign import GIVEN, given
 from scdd.models.heads import QualityHead
 from scdd.models.network import Network
 from scdd.models.options import PretrainedOptions, make_network
@@ -285,7 +285,7 @@ def _network(
     last = bundle.newest_checkpoint(run)
     if own is None and last is not None and start is not None:
         # A run that goes on has its own weights, and needs only to know its network.
-        return make_network(bundle.meta(last)["network"], vocab), None
+        return _rebuilt(last, bundle.meta(last)["network"], vocab), None
     checkpoint = None if start is None else bundle.read(start)
     if checkpoint is not None:
         checkpoint.check(vocab, tokenizer.to_str() if checkpoint.tokenizer is not None else None)
@@ -300,9 +300,20 @@ def _network(
                 f"training.start_from {start}: its network would run the code of {checkpoint.network.get('target')} on this "
                 "machine; name that in the model section, kind import, if you trust it."
             )
-        return make_network({**checkpoint.network, **({"causal": causal} if ours else {})}, vocab), checkpoint
+        changed = {**checkpoint.network, **({"causal": causal} if ours else {})}
+        return _rebuilt(checkpoint.folder, changed, vocab), checkpoint
     bias = checkpoint is not None and "output.input_bias" in checkpoint.weights
     return network(spec, vocab, **({"input_bias": True} if bias else {})), checkpoint
+
+
+def _rebuilt(place: Path, description: Mapping[str, Any], vocab: Vocab) -> Network:
+    """The network that a checkpoint describes."""
+    if description.get("kind") == GIVEN:
+        raise UserError(
+            f"{place}'s network, {description.get('class')}, was handed over in Python: hand it over again, "
+            "scdd.train(…, network=…)."
+        )
+    return make_network(description, vocab)
 
 
 def _take_over(checkpoint: Bundle, net: Network, minimised: Objective, spec: Recipe) -> None:

@@ -37,5 +37,6 @@ def answer(lm: LM, messages: Sequence[Message], room: int = 64, **changes: Unpac
     changes["stop"] = False  # earlier turns may hold an end-of-text: the answer is cut at its own
     (sample,) = Run(lm.engine, [row], lm.plan(**changes)).results
     said = list(sample.tokens[len(given) :])
-    end = said.index(tokenizer.eos_id) if tokenizer.eos_id in said else len(said)
+    ends = {tokenizer.eos_id, template.end_of_turn(chat)}  # of the text, and of the assistant's turn
+    end = next((i for i, token in enumerate(said) if token in ends), len(said))
     return tokenizer.decode(said[:end]).strip()

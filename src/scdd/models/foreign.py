@@ -141,6 +141,10 @@ def _require_protocol(module: Any, name: str) -> None:
 
 def given(network: nn.Module | Callable[[Vocab], nn.Module], vocab: Vocab) -> Network:
     """The network that a caller of Python hands over, or its factory makes."""
+    if not isinstance(network, nn.Module) and not callable(network):
+        raise UserError(
+            f"the network is a {_name(network)}: give a torch.nn.Module, or a function that makes it for a vocabulary."
+        )
     return as_network(network if isinstance(network, nn.Module) else network(vocab), vocab)
 
 
