@@ -132,7 +132,7 @@ class TrainingOptions(OptimiserOptions, BatchOptions):
         if self.grow_attention > self.steps:
             raise OptionError(
                 f"grow_attention {self.grow_attention} is more than the {self.steps} steps, so the network would never see "
-                "a whole row: choose fewer.",
+                "a whole row: choose fewer, or 0.",
                 "grow_attention",
             )
 
