@@ -10,6 +10,7 @@ import torch
 
 import scdd
 from scdd.assemble import training as build
+from scdd.assemble.network import network
 from scdd.bundle.folder import Identity, read, write
 from scdd.core import UserError, Vocab
 from scdd.models.llama import Llama
@@ -41,7 +42,7 @@ TABLE = {"wikitext103": (512, 100_000, 128), "lm1b": (128, 500_000, 512), "owt":
 def test_every_shipped_recipe_builds_on_the_meta_device(name: str) -> None:
     spec = load(name)
     with torch.device("meta"):
-        net = build.network(spec, GPT2)
+        net = network(spec, GPT2)
     objective = build.objective(spec, GPT2)
     assert all(p.is_meta for p in net.parameters())
     tokens = torch.zeros(2, spec.data.length, dtype=torch.int64, device="meta")
@@ -74,7 +75,8 @@ def test_every_shipped_recipe_that_starts_from_a_model_trains_it(name: str, pare
     (tmp_path / "data.jsonl").write_text(f"{json.dumps(line if pairs else {'text': tiny.TEXT * 8})}\n" * 64)
     small = ["training.steps=2", "training.batch_size=4", "training.micro_batch_size=2", "training.validate_batches=1"]
     data = [*([] if pairs else ["data.kind=text"]), f"data.path={tmp_path / 'data.jsonl'}"]
-    spec = load(name, [*data, *small, f"training.start_from={parent}", "training.warmup_steps=1"])
+    soon = ["training.warmup_steps=1", f"training.grow_attention={min(1, spec.training.grow_attention)}"]
+    spec = load(name, [*data, *small, f"training.start_from={parent}", *soon])
     corpus = build.corpus(spec)
     assert corpus.tokenizer.hash == tiny.tokenizer().hash
     trainer = build.trainer(spec, tmp_path / "run", World(), corpus)
@@ -100,7 +102,7 @@ def test_paper_recipes_hold_the_paper_s_numbers(corpus: str, system: str) -> Non
     kind = "ar" if system == "ar" else "ancestral"
     assert spec.sampling == SamplingOptions(sampler=type(spec.sampling.sampler)(kind=kind), top_p=0.9)
     with torch.device("meta"):
-        net = build.network(spec, GPT2)
+        net = network(spec, GPT2)
     assert (net.config.depth, net.config.width, net.config.heads, net.config.cond_width) == (12, 768, 12, 128)
     assert 160e6 < net.num_parameters() < 175e6, "about 166 M"
     objective = build.objective(spec, GPT2)
@@ -166,7 +168,7 @@ def test_the_bias_at_the_input_token_is_learnt_if_asked_for(tmp_path: Path, bias
     if learnt is not None:
         assert learnt.item() != 0
         # weights without one can begin to learn it, and an old scalar is read
-        again = build.network(spec, data.tokenizer.vocab)
+        again = network(spec, data.tokenizer.vocab)
         again.load_state_dict({**again.state_dict(), "output.input_bias": torch.tensor(0.5)})
         assert again.output.input_bias is not None
         assert again.output.input_bias.item() == 0.5
@@ -188,7 +190,7 @@ def test_every_schedule_builds(schedule: dict[str, object]) -> None:
 
 def test_prism_builds_with_a_head_of_the_network_s_width() -> None:
     spec = small(process={"kind": "mdlm"}, objective={"kind": "prism", "freeze": False})
-    width = build.network(spec, Vocab(10, 9)).width
+    width = network(spec, Vocab(10, 9)).width
     objective = build.objective(spec, Vocab(10, 9), width)
     assert isinstance(objective, PrismObjective)
     assert not objective.options.freeze
@@ -201,8 +203,8 @@ def test_autoregression_has_no_forward_process() -> None:
 
 
 def test_weights_depend_on_the_seed_alone() -> None:
-    first, again = (build.network(small(seed=5), Vocab(10, 9)) for _ in range(2))
-    other = build.network(small(seed=6), Vocab(10, 9))
+    first, again = (network(small(seed=5), Vocab(10, 9)) for _ in range(2))
+    other = network(small(seed=6), Vocab(10, 9))
     for a, b in zip(first.parameters(), again.parameters(), strict=True):
         assert torch.equal(a, b)
     assert not torch.equal(first.embedding.weight, other.embedding.weight)

@@ -120,7 +120,26 @@ def test_it_is_handed_over_in_python(place: Path) -> None:
         scdd.load(place / "given")
     with pytest.raises(UserError, match="do not fit"):
         scdd.load(place / "given", network=lambda vocab: Neighbours(vocab, width=9, depth=1))
+    with pytest.raises(UserError, match=r"the network is a builtins.str: give a torch.nn.Module, or a function"):
+        scdd.load(place / "given", network="neighbours:build")  # type: ignore[arg-type]
     assert scdd.load(place / "given", network=make, device="cpu").generate(1, length=8, steps=2)
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_another_network_does_not_go_on_in_its_folder(place: Path, depth: int) -> None:
+    from neighbours import Neighbours
+
+    def train(out: str, depth: int, *more: str) -> None:
+        changes = [*SHORT, "training.validate_batches=1", *more]
+        make = lambda vocab: Neighbours(vocab, width=8, depth=depth)  # noqa: E731
+        scdd.train("neighbours.yaml", out, overrides=changes, network=make, device="cpu", progress=False)
+
+    train(f"deep{depth}", 1, "training.steps=1")
+    with pytest.raises(UserError, match=r"is of another network .*: resume with the network of the run"):
+        train(f"deep{depth}", depth, "training.steps=2")
+    pretrained = [*SHORT[1:-1], "training.steps=1", "model={kind: pretrained}", f"training.start_from=deep{depth}"]
+    with pytest.raises(UserError, match=r"Neighbours, was handed over in Python: hand it over again"):
+        scdd.train("neighbours.yaml", "fresh", overrides=pretrained, device="cpu", progress=False)
 
 
 VOCAB = Vocab(9, 8)
@@ -184,3 +203,98 @@ def test_the_head_is_a_view_of_the_module(place: Path) -> None:
     assert isinstance(network.head, Head)
     assert network.width == 64
     assert yaml.safe_load(yaml.safe_dump(network.description())) == network.description()
+
+
+def test_a_module_that_keeps_tables_loads_as_it_was_trained(place: Path) -> None:
+    """Buffers that are not stored, and numbers read off a tensor, do not exist on the meta device."""
+    (place / "tables.py").write_text(
+        "import torch\n"
+        "from neighbours import Neighbours\n"
+        "class Tables(Neighbours):\n"
+        "    def __init__(self, vocab):\n"
+        "        super().__init__(vocab, 16, 1)\n"
+        "        self.register_buffer('places', torch.arange(64.0) / 64, persistent=False)\n"
+        "        self.scale = float(torch.linspace(0, 1, 5)[2])\n"
+        "    def hidden(self, z_t, t=None, documents=None):\n"
+        "        return super().hidden(z_t, t, documents) + self.scale * self.places[: z_t.shape[1], None]\n"
+    )
+    words = command("tables", 2)
+    assert main([*words[:-6], '--set=model={kind: import, target: "tables:Tables"}', *words[-6:-3], *words[-2:]]) == 0
+    assert scdd.load("tables", device="cpu").generate(1, length=8, steps=2)
+
+
+BROKEN = """
+from neighbours import F, Head, Neighbours, nn, torch
+
+class Layer(Neighbours):
+    head = property(lambda self: self.output)
+class Turned(Neighbours):
+    head = property(lambda self: Head(self.output.weight.T, self.vocab))
+class Raising(Neighbours):
+    @property
+    def head(self):
+        raise RuntimeError("not built")
+class Alone(Neighbours):
+    def hidden(self, z_t):
+        return self.embedding(z_t)
+class Logits(Neighbours):
+    def hidden(self, z_t, t=None, documents=None):
+        return self.output(super().hidden(z_t, t, documents))
+class Kernels(Neighbours):
+    def hidden_matrices(self):
+        return ["mixers.0.weight"]
+class Absent(Neighbours):
+    def hidden_matrices(self):
+        return ["weight"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("Layer", r"Layer\.head is a .*Linear: .*Head\(weight, vocab, bias\)"),
+        ("Turned", r"Turned\.head\.weight has shape \(64, 99\)"),
+        ("Raising", "failed .not built."),
+        ("Alone", r"hidden cannot be called as hidden\(z_t, t, documents\)"),
+    ],
+)
+def test_a_module_that_misses_the_protocol_is_told_where(place: Path, name: str, says: str) -> None:
+    (place / "broken.py").write_text(BROKEN, encoding="utf-8")
+    with pytest.raises(UserError, match=says):
+        imported(Vocab(99, 98), None, f"broken:{name}", {})
+
+
+@pytest.mark.parametrize(("code", "says"), [("def build(:", "SyntaxError|invalid"), ("1 / 0", "division by zero")])
+def test_a_file_that_does_not_run_is_a_sentence(place: Path, code: str, says: str) -> None:
+    (place / "halting.py").write_text(code, encoding="utf-8")
+    with pytest.raises(UserError, match=rf"halting:build cannot be imported .*({says}).*mend halting"):
+        imported(VOCAB, None, "halting:build", {})
+
+
+def test_states_and_matrices_of_another_shape_are_refused(place: Path) -> None:
+    (place / "broken.py").write_text(BROKEN, encoding="utf-8")
+    with pytest.raises(UserError, match=r"hidden gave \(2, 5, 9\) for tokens \(2, 5\) and a head of width 64"):
+        imported(VOCAB, None, "broken:Logits", {}).hidden(torch.zeros(2, 5, dtype=torch.int64))
+    with pytest.raises(UserError, match=r"mixers\.0\.weight, which is of 3 dimensions"):
+        imported(VOCAB, None, "broken:Kernels", {}).hidden_matrices()
+    with pytest.raises(UserError, match="names weight, which is no parameter"):
+        imported(VOCAB, None, "broken:Absent", {}).hidden_matrices()
+
+
+def test_a_network_that_sees_the_next_token_does_not_learn_it(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ar = ["--set=process.kind=ar", "--set=objective={kind: ar}", "--set=sampling={sampler: {kind: ar}}"]
+    assert main([*command("sighted", 2), *ar]) == 2
+    assert "process.kind ar learns the next token, and this network sees it" in capsys.readouterr().err
+
+
+def test_training_on_from_the_hub_runs_no_code(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from scdd.bundle import folder
+
+    newest = newest_checkpoint(run)
+    monkeypatch.setattr(folder, "_downloaded", lambda source: newest)
+    words = [each for each in command("on", 2) if "model." not in each and "vocab_size" not in each]
+    more = ["--set=model={kind: pretrained}", "--set=training.start_from=somebody/model"]
+    assert main([*words, *more]) == 2
+    assert "would run the code of neighbours:build" in capsys.readouterr().err

@@ -87,7 +87,7 @@ def test_a_prompt_loses_its_beginning_and_a_response_never_anything() -> None:
     flags = np.split(pairs.flags, pairs.ends[:-1])[1]
     assert flags.sum() % 8 == 0, "[EOS] fills the response up to a multiple"
     assert (second[flags][len(own.encode("falcon")) :] == own.eos_id).all()
-    with pytest.raises(UserError, match="no pair fits into 4 tokens: choose a larger length"):
+    with pytest.raises(UserError, match=r"no pair fits into 4 tokens, or no response .*: choose a larger length"):
         PairBlocks(encode_pairs([Pair((("a", False), ("river sea", True)), False)], own, None, 4, 1), 4, True)
 
 
@@ -170,6 +170,13 @@ def test_a_line_that_is_no_pair_is_refused_with_its_place(tmp_path: Path, line: 
 def test_a_template_that_does_not_serve_is_refused(template: str, says: str) -> None:
     with pytest.raises(UserError, match=says):
         ChatTemplate(template, chat_tokenizer()).turns(CHAT)
+
+
+def test_the_token_that_ends_the_assistants_turn_is_the_templates_own() -> None:
+    own = chat_tokenizer()
+    assert ChatTemplate(TEMPLATE, own).end_of_turn(CHAT[:2]) == own.special_tokens["<|im_end|>"]
+    plain = "{% for m in messages %}<|im_start|>{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    assert ChatTemplate(plain, own).end_of_turn(CHAT[:2]) is None
 
 
 def test_messages_need_a_template(tmp_path: Path) -> None:

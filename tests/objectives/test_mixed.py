@@ -126,7 +126,7 @@ training: {steps: 2, batch_size: 4}
 """
 
 
-@pytest.mark.parametrize("change", ["objective.ar_share=0.5", "training.grow_attention=3", "training.recompute=true"])
+@pytest.mark.parametrize("change", ["objective.ar_share=0.5", "training.grow_attention=2", "training.recompute=true"])
 def test_a_network_that_cannot_be_told_is_refused(change: str, tmp_path: Path) -> None:
     spec = loads(RECIPE, overrides=[change])
     with pytest.raises(UserError, match=rf"{change.partition('=')[0]} needs a .*network"):
@@ -145,3 +145,28 @@ def test_it_trains_from_a_recipe(tmp_path: Path) -> None:
     trainer = build.trainer(spec, tmp_path / "run", World(), build.corpus(spec))
     trainer.run()
     assert trainer.module.network.lookahead is not None, "two steps are not yet past the second"
+
+
+def test_attention_that_would_never_be_whole_is_refused() -> None:
+    with pytest.raises(UserError, match="grow_attention 3 is more than the 2 steps"):
+        loads(RECIPE, overrides=["training.grow_attention=3"])
+
+
+def test_sharded_ranks_must_run_alike(tmp_path: Path) -> None:
+    shape = "{kind: llama, size: custom, depth: 1, width: 8, heads: 2, kv_heads: 1, mlp_width: 12}"
+    spec = loads(RECIPE, overrides=[f"model={shape}", "training.batch_size=8", "objective.ar_share=0.25"])
+    with pytest.raises(UserError, match=r"ar_share 0\.25 leaves rows of both kinds .*micro_batch_size to 2"):
+        build.trainer(spec, tmp_path / "run", World(size=2, kind="fsdp"), build.corpus(spec))
+
+
+def test_a_run_that_recomputes_learns_the_same(tmp_path: Path) -> None:
+    shape = "{kind: llama, size: custom, depth: 1, width: 8, heads: 2, kv_heads: 1, mlp_width: 12}"
+    weights = []
+    for recompute in ("false", "true"):
+        more = [f"model={shape}", f"training.recompute={recompute}", "training.precision=float32"]
+        spec = loads(RECIPE, overrides=more)
+        trainer = build.trainer(spec, tmp_path / recompute, World(), build.corpus(spec))
+        trainer.run()
+        weights.append(trainer.published())
+    for name, weight in weights[0].items():
+        torch.testing.assert_close(weight, weights[1][name])

@@ -117,11 +117,17 @@ def test_a_run_that_goes_on_does_not_ask_what_it_started_from(
         (["training.start_from=null", "model={kind: dit, size: nano}"], "data.tokenizer is null"),
         (["data.length=4"], "data.length: no pair fits into 4 tokens"),
         (["data.path=nowhere.jsonl"], "data.path: nowhere.jsonl does not exist"),
+        (["data.path=empty.jsonl"], "data.path empty.jsonl holds no pairs"),
+        (["data.path=mute.jsonl"], "data.length: no pair fits .* or no response is there to learn"),
+        (["data.path=chats.jsonl"], "data.chat_template is missing, and chats.jsonl, line 1 holds messages"),
     ],
 )
 def test_what_cannot_be_fine_tuned_is_said(
-    recipe_file: Path, tmp_path: Path, sets: list[str], changes: list[str], says: str
+    recipe_file: Path, tmp_path: Path, sets: list[str], changes: list[str], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, lines in {"empty": [], "mute": [{"prompt": "a", "response": ""}], "chats": [{"messages": CHAT}]}.items():
+        written(tmp_path / f"{name}.jsonl", lines)
     with pytest.raises(UserError, match=says):
         scdd.train(recipe_file, tmp_path / "run", overrides=[*sets, *changes], device="cpu", progress=False)
     assert not (tmp_path / "run").exists()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from scdd.core.errors import at
+from scdd.core.errors import UserError
 from scdd.data.chat import ChatTemplate
 from scdd.data.options import PairsOptions
 from scdd.data.pairs import PairBlocks, Pairs, encode_pairs, read_pairs, split_pairs
@@ -25,8 +25,13 @@ def pairs(options: PairsOptions, tokenizer: TextTokenizer, template: str | None,
     """The pairs; with `one_end` a single [EOS] ends each if the options do not say otherwise."""
     chat = None if template is None else ChatTemplate(template, tokenizer)
     fill = options.fill or (ONE_END if one_end else FILL)
-    with at("path"):
-        held, kept = split_pairs(list(read_pairs(options.path, chat)), options.valid_fraction)
+    try:
+        found = list(read_pairs(options.path, chat))
+    except UserError as error:  # of the template, or of the files
+        raise error if error.option is not None else error.spelt("path") from error
+    if not found:
+        raise UserError(f"path {options.path} holds no pairs: give JSON lines with prompt and response.", "path")
+    held, kept = split_pairs(found, options.valid_fraction)
     train, valid = (encode_pairs(part, tokenizer, chat, options.length, fill) for part in (kept, held))
     return PairsData(
         PairBlocks(train, options.length, options.pack),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from scdd.bundle import folder as bundle
 from scdd.bundle.folder import CHAT_TEMPLATE, CURE, META, RECIPE, TOKENIZER, Bundle
-from scdd.bundle.huggingface import MODEL_TYPE, saved
+from scdd.bundle.huggingface import CONFIG, MODEL_TYPE, recipe_text, saved
 from scdd.bundle.said import described, named, said
 from scdd.core.errors import UserError
 from scdd.core.files import CONFIG_LIMIT, read_json, read_text
@@ -27,7 +26,6 @@ READABLE = (
     f"our own folders, Hugging Face folders of {', '.join(DECODERS)}, GGUF files of these, and checkpoints of SCDD, MDLM "
     "and GIDD by their authors"
 )
-CONFIG = "config.json"
 CANDIDATES = ("model.safetensors", "model.pt", "pytorch_model.bin", "last.ckpt", "checkpoints/last.ckpt")
 PICKLES = (".ckpt", ".pt", ".pth", ".bin")
 LONGEST = 2048  # tokens of a row, if a pretrained model could read more
@@ -201,7 +199,7 @@ def _decoder(
         taken[name] = taken[name].float()
     return Bundle(
         folder=source,
-        recipe=_recipe(sections),
+        recipe=recipe_text(sections),
         vocab=tokenizer.vocab,
         tokenizer=tokenizer.to_str(),
         network={"kind": "llama", **asdict(shape)},
@@ -267,7 +265,7 @@ def _authors_recipe(file: Path, model: DiT, process: dict[str, Any] | None, leng
         sections["process"] = process
         if process["kind"] == "ar":
             sections["sampling"] = {"sampler": {"kind": "ar"}}
-    return _recipe(sections)
+    return recipe_text(sections)
 
 
 def _dit_section(config: DiTConfig) -> dict[str, Any]:
@@ -282,8 +280,3 @@ def _dit_section(config: DiTConfig) -> dict[str, Any]:
         "time_input": config.time_input,
         "input_bias": config.input_bias,
     }
-
-
-def _recipe(sections: Mapping[str, Any]) -> str:
-    """YAML, of which JSON is a part."""
-    return "".join(f"{name}: {json.dumps(content, ensure_ascii=False)}\n" for name, content in sections.items())

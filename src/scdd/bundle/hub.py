@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from scdd.bundle.convert import CONFIG, DECODERS
+from scdd.bundle.convert import DECODERS
 from scdd.bundle.folder import CARD, FILES, META, TOKENIZER, WEIGHTS
-from scdd.bundle.huggingface import MODEL_TYPE
+from scdd.bundle.huggingface import CONFIG, MODEL_TYPE
 from scdd.core.errors import UserError, reason
 from scdd.core.files import read_json
 

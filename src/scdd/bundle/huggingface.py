@@ -153,14 +153,18 @@ def saved(folder: Path, tokenizer: TextTokenizer | None = None) -> Bundle:
     }
     return Bundle(
         folder=folder,
-        # YAML, of which JSON is a part
-        recipe="".join(f"{name}: {json.dumps(content, ensure_ascii=False)}\n" for name, content in sections.items()),
+        recipe=recipe_text(sections),
         vocab=tokenizer.vocab,
         tokenizer=tokenizer.to_str(),
         network=network,
         weights={name: tensor.float() for name, tensor in weights.items()},
         kind="bfloat16" if halved else "float32",
     )
+
+
+def recipe_text(sections: Mapping[str, Any]) -> str:
+    """A recipe's sections as YAML, of which JSON is a part."""
+    return "".join(f"{name}: {json.dumps(content, ensure_ascii=False)}\n" for name, content in sections.items())
 
 
 def _ids(sheet: Sheet) -> dict[str, int]:

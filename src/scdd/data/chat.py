@@ -22,6 +22,7 @@ ASSISTANT = "assistant"
 _MARK = re.compile(r"\{%(-?)\s*generation\s*(-?)%\}")
 _END_MARK = re.compile(r"\{%(-?)\s*endgeneration\s*(-?)%\}")
 _ESCAPE = "\ue000"  # private use: stands before the number of a special token's name that a message spells out
+_ANSWER = "\ue002"  # private use: stands for an answer that is not known yet
 _ESCAPED = re.compile("\ue000(\\d+)\ue001")
 
 Message = Mapping[str, str]
@@ -132,6 +133,12 @@ class ChatTemplate:
             pieces += [(before[len(done) :], False), (after[len(before) :], True)]
             done = after
         return pieces
+
+    def end_of_turn(self, messages: Sequence[Message]) -> int | None:
+        """The special token that the template writes after the assistant's answer to this chat; None if it writes none."""
+        _, there, rest = self.render([*messages, {"role": ASSISTANT, "content": _ANSWER}]).rpartition(_ANSWER)
+        match = self._special.search(rest) if there else None
+        return None if match is None else self.tokenizer.special_tokens[match[0]]
 
     def encode(self, text: str) -> list[int]:
         """Ids of a rendered text (or piece of one), the template's special tokens recognised."""

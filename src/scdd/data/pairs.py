@@ -80,7 +80,7 @@ def _chat(value: Any, place: str, template: ChatTemplate | None) -> Pair:
     try:
         return Pair(tuple(template.turns(messages)), chat=True)
     except UserError as error:
-        raise UserError(f"{error} (at {place})", error.option) from error
+        raise UserError(f"{str(error).rstrip('.')} (at {place}).", error.option) from error
 
 
 @dataclass
@@ -160,7 +160,11 @@ class PairBlocks:
 
     def __post_init__(self) -> None:
         if not len(self.pairs):
-            raise UserError(f"no pair fits into {self.length} tokens: choose a larger length.", "length")
+            raise UserError(
+                f"no pair fits into {self.length} tokens, or no response is there to learn: choose a larger length, or "
+                "other pairs.",
+                "length",
+            )
         rows = _packed(self.pairs.sizes.tolist(), self.length) if self.pack else [[i] for i in range(len(self.pairs))]
         self._members = np.array([i for row in rows for i in row], dtype=np.int64)
         self._starts = np.cumsum([0, *map(len, rows)], dtype=np.int64)

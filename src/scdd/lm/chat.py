@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from typing_extensions import Unpack
 
@@ -24,14 +24,21 @@ def answer(lm: LM, messages: Sequence[Message], room: int = 64, **changes: Unpac
 
     The chat is written by the template that the model comes with, whose special tokens a plain prompt cannot spell.
     """
-    given = written(lm, messages)
+    chat = written(lm, messages)
     changes["stop"] = False  # earlier turns may hold an end-of-text: the answer is cut at its own
-    (sample,) = start(lm, given, room, lm.plan(**changes)).results
-    return said(lm, sample, len(given))[0]
+    (sample,) = start(lm, chat, room, lm.plan(**changes)).results
+    return said(lm, sample, chat)[0]
 
 
-def written(lm: LM, messages: Sequence[Message]) -> list[int]:
-    """The tokens of a chat, with the assistant's next turn begun."""
+class Written(NamedTuple):
+    """A chat with the assistant's next turn begun, and what ends that turn: the text's end, or the template's own."""
+
+    tokens: tuple[int, ...]
+    ends: frozenset[int]
+
+
+def written(lm: LM, messages: Sequence[Message]) -> Written:
+    """The chat as the model's template writes it."""
     if lm.chat_template is None:
         raise UserError(f"{lm.name} comes with no chat template: fine-tune it on chats, or give it a prompt.")
     try:
@@ -40,18 +47,21 @@ def written(lm: LM, messages: Sequence[Message]) -> list[int]:
         raise UserError(f"The chat cannot be read ({error}): give [{{role, content}}, …].", "messages") from error
     template = ChatTemplate(lm.chat_template, lm.tokenizer)
     given = template.encode(template.render(chat, answer=True))
-    return given[1:] if given[:1] == [lm.tokenizer.bos_id] else given  # rows have one of their own
+    tokens = given[1:] if given[:1] == [lm.tokenizer.bos_id] else given  # rows have one of their own
+    ends = (lm.tokenizer.eos_id, template.end_of_turn(chat))
+    return Written(tuple(tokens), frozenset(end for end in ends if end is not None))
 
 
-def start(lm: LM, given: Sequence[int], room: int, plan: SamplingPlan, num: int = 1) -> Run:
-    """`num` answers of at most `room` tokens to a chat's tokens, to be watched; the plan cuts nothing (`stop`)."""
+def start(lm: LM, chat: Written, room: int, plan: SamplingPlan, num: int = 1) -> Run:
+    """`num` answers of at most `room` tokens, to be watched; the plan cuts nothing (`stop`)."""
     check_whole("room", room)
+    given = chat.tokens
     row = Row((*given, *[lm.tokenizer.mask_id] * room), (*[True] * len(given), *[False] * room))
     return Run(lm.engine, [row] * num, plan)
 
 
-def said(lm: LM, sample: Sample, given: int) -> tuple[str, list[int]]:
-    """(The answer in a row whose first `given` tokens are the chat, its tokens); it ends at its end-of-text, if it has one."""
-    tokens = list(sample.tokens[given:])
-    end = tokens.index(lm.tokenizer.eos_id) if lm.tokenizer.eos_id in tokens else len(tokens)
+def said(lm: LM, sample: Sample, chat: Written) -> tuple[str, list[int]]:
+    """(The answer in a row that the chat begins, its tokens)."""
+    tokens = list(sample.tokens[len(chat.tokens) :])
+    end = next((i for i, token in enumerate(tokens) if token in chat.ends), len(tokens))
     return lm.tokenizer.decode(tokens[:end]).strip(), tokens[:end]

@@ -109,9 +109,10 @@ def _network(checkpoint: bundle.Bundle, own: nn.Module | Callable[[Vocab], nn.Mo
         network.load_weights(weights)
     except RuntimeError as error:
         detail = str(error).splitlines()[-1].strip()
-        raise UserError(
-            f"{checkpoint.folder}'s weights do not fit its network ({detail}): take the folder again."
-        ) from error
+        whose, cure = (
+            ("its", "take the folder again") if own is None else ("this", "hand over the one that was trained")
+        )
+        raise UserError(f"{checkpoint.folder}'s weights do not fit {whose} network ({detail}): {cure}.") from error
     return network.eval().requires_grad_(False)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from scdd.assemble import training as build
+from scdd.assemble.network import OwnNetwork
 from scdd.core.errors import UserError
 from scdd.data.files import locked, make_folder, write_atomically
 from scdd.lm.model import LM
@@ -32,7 +33,7 @@ def train(
     out: str | Path,
     *,
     overrides: Iterable[str] = (),
-    network: build.OwnNetwork | None = None,
+    network: OwnNetwork | None = None,
     device: str | None = None,
     progress: bool = True,
 ) -> Outcome:
@@ -84,7 +85,7 @@ def _leaves(tree: Any, path: str = "") -> dict[str, Any]:
     return {k: v for key, node in tree.items() for k, v in _leaves(node, f"{path}.{key}" if path else key).items()}
 
 
-def _run(spec: Recipe, out: Path, network: build.OwnNetwork | None, device: str | None, progress: bool) -> Outcome:
+def _run(spec: Recipe, out: Path, network: OwnNetwork | None, device: str | None, progress: bool) -> Outcome:
     """Train to the end, in this process or as one of torchrun's."""
     with same_bits(spec.training.deterministic), world(spec.training.parallel, device) as here, _alone(out, here):
         log, earlier = Log(), _require_same_recipe(spec, out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -45,6 +46,11 @@ class Foreign(Network):
         """The module's, in the compute dtype."""
         with torch.autocast(z_t.device.type, self.compute_dtype) if self.compute_dtype else nullcontext():
             states: Tensor = self(z_t, t, documents, **more)
+        if states.shape != (*z_t.shape, self.width):
+            raise UserError(
+                f"{_name(self.module)}.hidden gave {tuple(states.shape)} for tokens {tuple(z_t.shape)} and a head of width "
+                f"{self.width}: give one state of that width for each token, and no logits."
+            )
         return states
 
     def forward(self, z_t: Tensor, t: Tensor | None = None, documents: Tensor | None = None, **more: Any) -> Tensor:
@@ -79,21 +85,27 @@ class Foreign(Network):
 
     def hidden_matrices(self) -> list[str]:
         """The module's, if it says; none means AdamW for all."""
-        own = self.module.hidden_matrices() if hasattr(self.module, "hidden_matrices") else []
+        own = list(self.module.hidden_matrices()) if hasattr(self.module, "hidden_matrices") else []
+        parameters = dict(self.module.named_parameters())
+        for name in own:
+            if name not in parameters or parameters[name].dim() != 2:
+                found = "no parameter" if name not in parameters else f"of {parameters[name].dim()} dimensions"
+                raise UserError(
+                    f"{_name(self.module)}.hidden_matrices names {name}, which is {found}: name matrices by their names "
+                    "in named_parameters()."
+                )
         return [f"{self.weights_prefix}{name}" for name in own]
 
 
 def as_network(module: object, vocab: Vocab, description: Mapping[str, Any] | None = None) -> Network:
     """A module as a `Network`; one of ours is taken as it is. Refuses what has not the protocol, or other ids."""
-    name = f"{type(module).__module__}.{type(module).__qualname__}"
+    name = _name(module)
     if not isinstance(module, nn.Module):
         raise UserError(
             f"the network is a {name}: give a torch.nn.Module with vocab, head and hidden(z_t, t, documents)."
         )
     denoiser: Any = module
-    missing = [part for part in ("vocab", "head", "hidden") if not hasattr(module, part)]
-    if missing:
-        raise UserError(f"{name} has no {missing[0]}, which a denoiser needs (vocab, head, hidden): add it.")
+    _require_protocol(denoiser, name)
     if denoiser.vocab != vocab or denoiser.head.vocab != vocab:
         raise UserError(
             f"{name} was made for {denoiser.vocab}, and the tokenizer has {vocab}: hand over the tokenizer's vocabulary."
@@ -103,15 +115,44 @@ def as_network(module: object, vocab: Vocab, description: Mapping[str, Any] | No
     return Foreign(module, vocab, description or {"kind": GIVEN, "class": name})
 
 
+def _name(module: object) -> str:
+    return f"{type(module).__module__}.{type(module).__qualname__}"
+
+
+def _require_protocol(module: Any, name: str) -> None:
+    """Refuse what training or sampling would stumble over."""
+    missing = [part for part in ("vocab", "head", "hidden") if not hasattr(module, part)]
+    if missing:
+        raise UserError(f"{name} has no {missing[0]}, which a denoiser needs (vocab, head, hidden): add it.")
+    head = module.head
+    if not isinstance(head, Head):
+        raise UserError(
+            f"{name}.head is a {_name(head)}: let it be a property that gives scdd.core.Head(weight, vocab, bias)."
+        )
+    if head.weight.dim() != 2 or head.weight.shape[0] < module.vocab.size:
+        raise UserError(
+            f"{name}.head.weight has shape {tuple(head.weight.shape)}: it needs a row for each of {module.vocab.size} ids."
+        )
+    try:
+        inspect.signature(module.hidden).bind(None, None, None)
+    except TypeError as error:
+        raise UserError(f"{name}.hidden cannot be called as hidden(z_t, t, documents) ({error}): mend it.") from error
+
+
 def given(network: nn.Module | Callable[[Vocab], nn.Module], vocab: Vocab) -> Network:
     """The network that a caller of Python hands over, or its factory makes."""
+    if not isinstance(network, nn.Module) and not callable(network):
+        raise UserError(
+            f"the network is a {_name(network)}: give a torch.nn.Module, or a function that makes it for a vocabulary."
+        )
     return as_network(network if isinstance(network, nn.Module) else network(vocab), vocab)
 
 
 def imported(vocab: Vocab, generator: torch.Generator | None, target: str, options: Mapping[str, Any]) -> Network:
     """factory(vocab, **options) of the module that `target` names; the working folder is looked in as well.
 
-    Factories draw from torch's global generator, as everybody's modules do; it is seeded for them and put back.
+    Factories draw from torch's global generator, as everybody's modules do; it is seeded for them and put back. They run
+    on the CPU, whatever device the caller has chosen: a module's own tables would be nothing on the meta device.
     """
     where, _, name = target.partition(":")
     if not (where and name):
@@ -121,14 +162,15 @@ def imported(vocab: Vocab, generator: torch.Generator | None, target: str, optio
     try:
         if generator is not None:
             torch.manual_seed(generator.initial_seed())
-        made = factory(vocab, **options)
+        with torch.device("cpu"):
+            made = factory(vocab, **options)
+            return as_network(made, vocab, {"kind": "import", "target": target, "options": dict(options)})
     except UserError:
         raise
     except Exception as error:  # somebody else's code: whatever it raises, it did not make the network
         raise UserError(f"target {target} failed ({reason(error)}): mend it, or its options.", "target") from error
     finally:
         torch.random.set_rng_state(state)
-    return as_network(made, vocab, {"kind": "import", "target": target, "options": dict(options)})
 
 
 def _found(module: str, name: str, target: str) -> Callable[..., Any]:
@@ -144,6 +186,8 @@ def _found(module: str, name: str, target: str) -> Callable[..., Any]:
         raise UserError(
             f"target {target} cannot be imported ({error}): install its package, or run where its file lies.", "target"
         ) from error
+    except Exception as error:  # somebody else's code, which runs when it is imported
+        raise UserError(f"target {target} cannot be imported ({reason(error)}): mend {module}.", "target") from error
     finally:
         if added:
             sys.path.remove(here)

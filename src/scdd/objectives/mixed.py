@@ -45,10 +45,16 @@ class Causally:
         raise NotImplementedError
 
 
+def noised_rows(share: float, total: int) -> int:
+    """How many rows of a global batch come before those that are read left to right."""
+    return total - round(share * total)
+
+
 class MixedObjective(Objective):
     """The last `share` of each global batch's rows by next-token cross-entropy, the others by the diffusion objective.
 
-    Neither ranks nor micro-batches change which rows these are, and every token weighs alike. What is reported, while
+    Neither ranks nor micro-batches change which rows these are, and every row weighs alike, or where some tokens are
+    given, every learnt token. A slice with rows of both kinds runs the network twice. What is reported, while
     training and in validation, is the diffusion objective alone.
     """
 
@@ -60,8 +66,7 @@ class MixedObjective(Objective):
         self, network: Any, tokens: Tensor, documents: Tensor | None, part: BatchSlice, learnt: Learnt | None = None
     ) -> Loss:
         """Both losses, each on its rows."""
-        noised = part.total - round(self.share * part.total) - part.first  # rows before these are
-        noised = min(max(noised, 0), part.count)
+        noised = min(max(noised_rows(self.share, part.total) - part.first, 0), part.count)
         if noised == part.count:
             return self.diffusion.loss(network, tokens, documents, part, learnt)
 

@@ -50,9 +50,13 @@ class Ar(ArOptions, Sampler):
     reads_network: ClassVar[bool] = True
 
     def check(self, model: Model) -> None:
-        """Only autoregressive models, whose network is causal."""
-        if not isinstance(model.process, Autoregressive) or not hasattr(model.denoiser, "cache"):
+        """Only autoregressive models, whose network is causal and remembers what it has read."""
+        if not isinstance(model.process, Autoregressive):
             raise UserError("The sampler ar needs an autoregressive model: use sampler ancestral for this one.")
+        if not hasattr(model.denoiser, "cache"):
+            raise UserError(
+                "The sampler ar needs a network with a cache, and this one has none: give it cache(capacity)."
+            )
 
     def times(self, grid: Grid, model: Model, updatable: Tensor) -> Grid:
         """As many steps as the longest row has tokens to draw."""

@@ -34,22 +34,23 @@ class ChatOrder:
         if num > service.limits.texts:
             raise beyond("n", f"is {num}", service.limits.texts)
         service.check_size(steps=steps)
-        given = chat.written(service.lm, [message.plain() for message in body.messages])
+        self.chat = chat.written(service.lm, [message.plain() for message in body.messages])
+        given = len(self.chat.tokens)
         wanted = body.max_completion_tokens or body.max_tokens
-        room = min(ROOM, most - len(given)) if wanted is None else wanted
+        room = min(ROOM, most - given) if wanted is None else wanted
         if room < 1:
-            raise beyond("messages", f"has {len(given)} tokens", most - 1)
-        if len(given) + room > most:
-            raise beyond("max_tokens", f"makes {len(given) + room} tokens with the messages", most)
-        self.given, self.room = len(given), room
+            raise beyond("messages", f"has {given} tokens", most - 1)
+        if given + room > most:
+            raise beyond("max_tokens", f"makes {given + room} tokens with the messages", most)
+        self.given, self.room = given, room
         plan = service.plan(service.lm, body.drawing(), self.seed, stop=False)
-        self.job = Job(run=chat.start(service.lm, given, room, plan, num))
+        self.job = Job(run=chat.start(service.lm, self.chat, room, plan, num))
 
     def reply(self, head: dict[str, Any], samples: Sequence[Sample]) -> ChatReply:
         """The whole answer."""
         choices, written = [], 0
         for i, sample in enumerate(samples):
-            text, tokens = chat.said(self.service.lm, sample, self.given)
+            text, tokens = chat.said(self.service.lm, sample, self.chat)
             found = [at for at in (text.find(stop) for stop in self.body.stops) if at >= 0]
             ended = bool(found) or len(tokens) < self.room
             message = Answer(content=text[: min(found)] if found else text)

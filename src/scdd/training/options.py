@@ -118,7 +118,8 @@ class TrainingOptions(OptimiserOptions, BatchOptions):
     wandb: Text | None = None
     """Weights & Biases project to log to."""
     grow_attention: Amount = 0
-    """Steps in which a network that was causal comes to see what follows, a little further each time; 0: at once."""
+    """Steps in which a network that was causal comes to see what follows, a little further each time; 0: at once. Until
+    then validation sees as far as training does, and a checkpoint's network the whole row."""
     start_from: Text | None = None
     """Checkpoint whose weights are taken over at the start; it may come from another process."""
     lora: LoraOptions | None = None
@@ -128,6 +129,12 @@ class TrainingOptions(OptimiserOptions, BatchOptions):
         super().__post_init__()
         if self.lora is not None and self.muon is not None:
             raise OptionError("muon trains whole matrices, and lora keeps them as they are: set one to null.", "muon")
+        if self.grow_attention > self.steps:
+            raise OptionError(
+                f"grow_attention {self.grow_attention} is more than the {self.steps} steps, so the network would never see "
+                "a whole row: choose fewer, or 0.",
+                "grow_attention",
+            )
 
 
 CHANGEABLE = frozenset(

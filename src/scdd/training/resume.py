@@ -194,6 +194,12 @@ def _first(error: Any) -> OSError:
 
 def _read_plain(file: Path, tensors: dict[str, Tensor]) -> None:
     with safe_open(str(file), framework="pt") as stored, torch.no_grad():
+        own, theirs = ({n for n in names if n.startswith("model.")} for names in (tensors, stored.keys()))
+        if own != theirs:
+            raise UserError(
+                f"{file} is of another network ({min(own ^ theirs)} is in one of the two alone): resume with the network "
+                "of the run."
+            )
         for name, tensor in tensors.items():
             value = stored.get_tensor(name)
             if value.shape != tensor.shape:

@@ -1,0 +1,165 @@
+"""From a recipe to its network: drawn, rebuilt from a checkpoint or handed over, and made ready for training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import gcd
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from scdd.bundle import folder as bundle
+from scdd.bundle.folder import Bundle
+from scdd.core.errors import UserError, at
+from scdd.core.rng import derive_seed
+from scdd.core.types import Vocab
+from scdd.data.tokenizer import TextTokenizer
+from scdd.models.foreign import GIVEN, given
+from scdd.models.network import Network
+from scdd.models.options import PretrainedOptions, make_network
+from scdd.objectives.base import Objective
+from scdd.objectives.options import PrismOptions
+from scdd.processes.autoregressive import Autoregressive
+from scdd.recipe.sections import Recipe
+from scdd.training.parallel import World
+from scdd.training.verify import sound_meta
+
+OwnNetwork = nn.Module | Callable[[Vocab], nn.Module]
+"""A network of the caller's own, or what makes it for a vocabulary."""
+
+
+def network(spec: Recipe, vocab: Vocab, **changes: Any) -> Network:
+    """The denoiser with the recipe's seed's weights, drawn on the CPU: the same on every device.
+
+    `changes` are what weights from elsewhere have and the recipe does not say.
+    """
+    assert not isinstance(spec.model, PretrainedOptions)
+    generator = torch.Generator().manual_seed(derive_seed(spec.seed, "weights") >> 1)
+    with at("model"):
+        return make_network({**spec.model.description(spec.process.kind == "ar"), **changes}, vocab, generator)
+
+
+def start_network(
+    spec: Recipe, run: Path, tokenizer: TextTokenizer, own: OwnNetwork | None
+) -> tuple[Network, Bundle | None]:
+    """(The run's network, the checkpoint whose weights it is to start from)."""
+    vocab, start, causal = tokenizer.vocab, spec.training.start_from, spec.process.kind == "ar"
+    said = sound_meta(run) if own is None and start is not None else None
+    if said is not None:
+        # A run that goes on has its own weights, and needs only to know its network.
+        return _rebuilt(run, said["network"], vocab), None
+    checkpoint = None if start is None else bundle.read(start)
+    if checkpoint is not None:
+        checkpoint.check(vocab, tokenizer.to_str() if checkpoint.tokenizer is not None else None)
+    if own is not None:
+        return given(own, vocab), checkpoint
+    if checkpoint is not None and isinstance(spec.model, PretrainedOptions):
+        if checkpoint.network is None:
+            raise UserError(f"{start} does not say its network's shape: name it in the model section.", "start_from")
+        ours = checkpoint.network.get("kind") != "import"  # whose factory knows whether it is causal
+        if not ours and checkpoint.hub:
+            raise UserError(
+                f"training.start_from {start}: its network would run the code of {checkpoint.network.get('target')} on this "
+                "machine; name that in the model section, kind import, if you trust it."
+            )
+        changed = {**checkpoint.network, **({"causal": causal} if ours else {})}
+        return _rebuilt(checkpoint.folder, changed, vocab), checkpoint
+    bias = checkpoint is not None and "output.input_bias" in checkpoint.weights
+    return network(spec, vocab, **({"input_bias": True} if bias else {})), checkpoint
+
+
+def _rebuilt(place: Path, description: Mapping[str, Any], vocab: Vocab) -> Network:
+    """The network that a checkpoint describes."""
+    if description.get("kind") == GIVEN:
+        raise UserError(
+            f"{place}'s network, {description.get('class')}, was handed over in Python: hand it over again, "
+            "scdd.train(…, network=…)."
+        )
+    return make_network(description, vocab)
+
+
+def take_over(checkpoint: Bundle, net: Network, minimised: Objective, spec: Recipe) -> None:
+    """Another checkpoint's weights for the network and the objective's own; the process it was trained with does not matter."""
+    for name, module in minimised.modules().items():
+        prefix = f"{name}."
+        part = {k.removeprefix(prefix): v for k, v in checkpoint.weights.items() if k.startswith(prefix)}
+        if part:
+            module.load_state_dict(part)
+    weights = {k: v for k, v in checkpoint.weights.items() if not k.startswith("quality.")}
+    if "output.input_bias" in net.state_dict():
+        weights.setdefault("output.input_bias", torch.zeros(1))
+    try:
+        net.load_weights(weights)
+    except RuntimeError as error:
+        raise UserError(
+            f"training.start_from {spec.training.start_from} does not fit the network of the model section: take that of its "
+            f"own recipe, or kind pretrained ({str(error).splitlines()[1].strip()[:200]})."
+        ) from error
+
+
+def require_fit(spec: Recipe, net: Network, minimised: Objective) -> None:
+    """Refuse a network that cannot do what the recipe asks for."""
+    training = spec.training
+    if isinstance(minimised.process, Autoregressive) and not net.causal:
+        raise UserError(
+            "process.kind ar learns the next token, and this network sees it: use a causal one (which says causal = True), "
+            "or another process."
+        )
+    wanted = [
+        name
+        for name, value in (
+            ("objective.ar_share", getattr(spec.objective, "ar_share", 0)),
+            ("training.grow_attention", training.grow_attention),
+        )
+        if value
+    ]
+    if wanted and (net.causal or not hasattr(net, "lookahead")):
+        raise UserError(
+            f"{wanted[0]} needs a two-sided network that can be told how far to look: use one of kind llama, "
+            f"or set {wanted[0]} to 0."
+        )
+    if training.recompute and not hasattr(net, "recompute"):
+        raise UserError(
+            "training.recompute needs a network of kind llama: switch it off, or use a smaller micro_batch_size."
+        )
+    if isinstance(spec.objective, PrismOptions):
+        if training.lora is not None:
+            raise UserError("training.lora adapts a denoiser, and objective.kind prism trains a head: choose one.")
+        if spec.objective.freeze and not training.start_from:
+            raise UserError(
+                "objective.freeze keeps the denoiser as it is, and it is untrained: name a trained mdlm checkpoint in "
+                "training.start_from, or set objective.freeze to false."
+            )
+
+
+def require_same_passes(spec: Recipe, world: World) -> None:
+    """Refuse micro-batches that would run the network twice on one rank and once on the others, which FSDP waits for."""
+    share, training = getattr(spec.objective, "ar_share", 0), spec.training
+    if world.kind != "fsdp" or not share:
+        return
+    from scdd.objectives.mixed import noised_rows
+
+    each = training.batch_size // world.size
+    noised = noised_rows(share, training.batch_size) % each  # of the rank that has rows of both kinds
+    if noised % min(training.micro_batch_size or each, each):
+        raise UserError(
+            f"objective.ar_share {share:g} leaves rows of both kinds in one micro-batch, which fsdp cannot run: set "
+            f"training.micro_batch_size to {gcd(noised, each)}, or training.parallel to ddp."
+        )
+
+
+def prepare(spec: Recipe, net: Network) -> None:
+    """What training changes of a network: what is frozen, adapted, computed again, and in which type."""
+    training = spec.training
+    if isinstance(spec.objective, PrismOptions) and spec.objective.freeze:
+        net.requires_grad_(False)
+    if training.recompute:
+        cast(Any, net).recompute = True
+    if training.lora is not None:
+        from scdd.training.lora import adapt
+
+        with at("training"):
+            adapt(net, training.lora, torch.Generator().manual_seed(derive_seed(spec.seed, "lora") >> 1))
+    net.compute_dtype = torch.bfloat16 if training.precision == "bf16" else None
