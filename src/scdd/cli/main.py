@@ -27,7 +27,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from scdd import __version__
-from scdd.core.errors import UserError
+from scdd.core.errors import UserError, missing_extra, reason
 
 LOAD = Path("/proc/loadavg")
 BRIEF = ("sample", "infill", "correct", "score", "demo")  # verbs that are over before the load changes
@@ -45,7 +45,21 @@ CURES = {
     errno.ENOTDIR: "choose another place",
     errno.EISDIR: "name a file",
     errno.ENAMETOOLONG: "choose a shorter name",
+    errno.ENOENT: "check the path, or choose another place",
+    errno.EEXIST: "choose another place",
+    errno.ENOTEMPTY: "choose another place",
+    errno.ELOOP: "check where its links lead",
+    errno.EINVAL: "choose another place",
+    errno.EBUSY: "choose another place",
+    errno.EXDEV: "choose another place",
+    errno.EIO: "choose another place",
+    errno.ENXIO: "name a file",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "raise the limit of open files (ulimit -n)",
 }
+
+
+NO_MEMORY = ("out of memory", "can't allocate memory")  # what torch says, on a GPU and on a CPU
 
 
 class Verb(NamedTuple):
@@ -100,7 +114,7 @@ def import_verb(name: str) -> Any:
         extra = VERBS[name].extra
         if extra is None or (error.name or "scdd").partition(".")[0] == "scdd":
             raise
-        raise UserError(f"scdd {name} needs {error.name}: pip install 'scdd[{extra}]'.") from error
+        raise UserError(missing_extra(f"scdd {name} needs {error.name}", extra)) from error
     if isinstance(getattr(module, "app", None), typer.Typer):
         return typer.main.get_command(module.app)
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -143,7 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     collect_rarely()
     show_every_character()
     # Plain help text: rich's markup would swallow words in square brackets such as [MASK].
-    app = typer.Typer(cls=LazyGroup, add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+    app = typer.Typer(cls=LazyGroup, rich_markup_mode=None, no_args_is_help=True)
     app.callback()(_root)
     group = typer.main.get_command(app)
     try:
@@ -162,6 +176,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         place = "the output" if error.filename is None else error.filename
         print(f"error: {place} cannot be used ({error.strerror}): {CURES[error.errno]}.", file=sys.stderr)
+        return 2
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and not any(words in str(error) for words in NO_MEMORY):
+            raise
+        print(f"error: There is not enough memory ({reason(error)}): ask for less at a time.", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
 
-from scdd.core.errors import UserError, reason
+from scdd.core.errors import UserError, missing_extra, reason
 from scdd.data.files import COMPRESSIONS, DAMAGE, open_input
 from scdd.data.options import SEPARATORS, Separator
 
@@ -257,7 +257,7 @@ def _rows(source: Source, skip: int) -> Iterator[str]:
     try:
         import datasets
     except ImportError as error:
-        raise UserError(f"hf:{source.path} needs the datasets package: pip install datasets.") from error
+        raise UserError(missing_extra(f"hf:{source.path} needs the datasets package", "train")) from error
     name, config, split = [*source.path.split(":"), "", ""][:3]
     try:
         if _is_saved_dataset(Path(name)):

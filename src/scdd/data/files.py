@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from scdd.core.errors import UserError
+from scdd.core.errors import UserError, missing_extra
 
 # What the decompressors raise on a damaged file; a file cut short raises EOFError.
 DAMAGE = (lzma.LZMAError, gzip.BadGzipFile, zlib.error, EOFError)
@@ -28,7 +28,7 @@ class _Zstd(io.RawIOBase):
             import zstandard
         except ImportError as error:
             raise UserError(
-                f"{raw.name} needs the zstandard package: pip install zstandard, or unpack the file."
+                missing_extra(f"{raw.name} needs the zstandard package", "train", ", or unpack the file")
             ) from error
         self._new = zstandard.ZstdDecompressor().decompressobj
         self._errors = zstandard.ZstdError

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from scdd.core import UserError
+from scdd.core.errors import UserError, missing_extra
 
 METRICS = "metrics.jsonl"
 Values = Mapping[str, float]
@@ -187,7 +187,7 @@ class Wandb(Sink):
             import wandb
         except ModuleNotFoundError as error:
             raise UserError(
-                "wandb needs the package of that name: pip install 'scdd[wandb]', or set it to null.", "wandb"
+                missing_extra("wandb needs the package of that name", "wandb", ", or set it to null"), "wandb"
             ) from error
         file = run / "wandb.id"
         known = file.read_text().strip() if file.exists() else wandb.util.generate_id()

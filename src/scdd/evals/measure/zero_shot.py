@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from scdd.core.errors import UserError
+from scdd.core.errors import UserError, missing_extra
 from scdd.core.rng import derive_seed
 from scdd.evals.measure import benchmarks
 from scdd.evals.measure.likelihood import NelboEstimator, likelihood
@@ -159,7 +159,7 @@ def _of_lm_eval(ask: _Asking, tasks: Sequence[str], limit: int | None) -> _Outco
         harness: Any = import_module("lm_eval")
         adapter: Any = import_module("scdd.evals.measure.lm_eval_model")
     except ModuleNotFoundError as error:
-        raise UserError(f"Tasks of lm-eval need {error.name}: pip install 'scdd[eval]'.") from error
+        raise UserError(missing_extra(f"Tasks of lm-eval need {error.name}", "eval")) from error
     scorer = adapter.ScddLM(model, passes=passes, seed=seed, batch_size=context.batch_size)
     scorer.world, scorer.watch = context.world, context.watch
     known = import_module("lm_eval.tasks").TaskManager(include_path=str(benchmarks.TASKS), metadata={})
