@@ -178,7 +178,9 @@ def test_a_missing_optional_dependency_names_its_extra(monkeypatch: pytest.Monke
         raise ModuleNotFoundError("No module named 'fastapi'", name="fastapi")
 
     monkeypatch.setattr(cli, "import_module", lacks)
-    with pytest.raises(UserError, match=r"scdd serve needs fastapi: in a checkout of scdd, pip install -e '\.\[serve\]'\.$"):
+    with pytest.raises(
+        UserError, match=r"scdd serve needs fastapi: in a checkout of scdd, pip install -e '\.\[serve\]'\.$"
+    ):
         cli.import_verb("serve")
 
 

@@ -52,7 +52,6 @@ CURES = {
     errno.EINVAL: "choose another place",
     errno.EBUSY: "choose another place",
     errno.EXDEV: "choose another place",
-    errno.EIO: "choose another place",
     errno.ENXIO: "name a file",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
     errno.ENFILE: "raise the limit of open files (ulimit -n)",

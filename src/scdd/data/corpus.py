@@ -1,4 +1,4 @@
-"""The one reader of texts: documents from text files, JSON lines, folders and Hugging Face datasets, in order.
+"""The one reader of texts: documents from text files, JSON lines, tables, folders and Hugging Face datasets, in order.
 
 A corpus may be larger than memory: files are cut into raw records, which come in bounded batches; decoding and JSON
 parsing (`parse`) belong to whoever has a core to spare. A record's place, (source, ordinal), is enough to go on later.
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
 
 from scdd.core.errors import UserError, missing_extra, reason
+from scdd.data import tables
 from scdd.data.files import COMPRESSIONS, DAMAGE, open_input
 from scdd.data.options import SEPARATORS, Separator
 
@@ -25,6 +26,17 @@ JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 LONGEST = 256 << 20  # bytes of one document: memory is bounded by it
 BATCH_BYTES = 1 << 20
 BATCH_RECORDS = 4096
+MAGIC = {
+    b"%PDF-": "PDF",
+    b"PK\x03\x04": "zip",
+    b"PAR1": "Parquet",
+    b"\x1f\x8b": "gzip",
+    b"\xfd7zXZ\0": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"BZh": "bzip2",
+    b"ARROW1": "Arrow",
+    b"\xd0\xcf\x11\xe0": "Word",
+}
 _HEADING = re.compile(rb"^ ?= [^=\s].* = ?$")
 
 
@@ -33,9 +45,9 @@ class Source:
     """One file or one dataset. `split` says where its documents go: train, valid, or as each one's hash decides."""
 
     path: str
-    kind: Literal["json", "text", "dataset"]
+    kind: Literal["json", "text", "table", "dataset"]
     separator: Separator
-    field: str  # which holds the text, in JSON lines and datasets
+    field: str  # which holds the text, in JSON lines, tables and datasets
     split: Split
     size: int = 0  # bytes on disk; 0 when unknown
 
@@ -63,6 +75,8 @@ def discover(
     """Files, folders (searched in sorted order) and `hf:NAME[:CONFIG[:SPLIT]]` as a list of sources."""
     if separator not in SEPARATORS:
         raise UserError(f"separator {separator} is not known: choose one of {', '.join(SEPARATORS)}.", "separator")
+    if not field.isprintable():  # bytes that are no UTF-8 arrive as such, too
+        raise UserError(f"field {field!r} is no name: give that of the field or column that holds the text.", "field")
     sources: list[Source] = []
     for argument in map(str, arguments):
         path = Path(argument)
@@ -88,13 +102,14 @@ def _files(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise UserError(f"{path} does not exist: give a file, a folder, or hf:NAME for a Hugging Face dataset.")
-    endings = TEXT_SUFFIXES + JSON_SUFFIXES
-    files = [file for file in sorted(path.rglob("*")) if file.is_file() and _suffix(file) in endings]
-    if not files:
-        raise UserError(
-            f"{path} holds no text: expected files ending in {', '.join(endings)}, maybe with .xz, .gz or .zst."
-        )
-    return files
+    every = [file for file in sorted(path.rglob("*")) if file.is_file()]
+    texts = TEXT_SUFFIXES + JSON_SUFFIXES
+    for endings in (texts, tables.SUFFIXES):  # beside texts, tables are taken for figures about them
+        if files := [file for file in every if _suffix(file) in endings]:
+            return files
+    raise UserError(
+        f"{path} holds no text: expected files ending in {', '.join(texts + tables.SUFFIXES)}, maybe with .xz, .gz or .zst."
+    )
 
 
 def _is_saved_dataset(path: Path) -> bool:
@@ -109,9 +124,32 @@ def _source(path: Path, field: str, separator: Separator, split: Split) -> Sourc
     suffix, size = _suffix(path), path.stat().st_size
     if suffix in JSON_SUFFIXES:
         return Source(str(path), "json", "line", field, split, size)
+    if suffix in tables.SUFFIXES:
+        if suffix == tables.PARQUET != path.suffix:
+            raise UserError(f"{path} is compressed, and Parquet is inside already: unpack it.")
+        return Source(str(path), "table", "auto", field, split, size)
+    _refuse_binary(path)
     if separator == "auto":
         separator = "wikitext" if suffix == ".tokens" else "blank-line"
     return Source(str(path), "text", separator, field, split, size)
+
+
+def _refuse_binary(path: Path) -> None:
+    """Refuse what is no text by its first bytes, with a cure."""
+    text, raw = open_input(path)
+    try:
+        with raw, text:
+            head = text.read(4096)
+    except DAMAGE:
+        return  # told with its place when it is read
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise UserError(f"{path} is UTF-16: convert it to UTF-8 first, as with iconv -f UTF-16 -t UTF-8.")
+    kind = next((name for magic, name in MAGIC.items() if head.startswith(magic)), "binary" if b"\0" in head else None)
+    if kind is not None:
+        raise UserError(
+            f"{path} is a {kind} file and no text: give text, JSON lines, CSV, TSV or Parquet under their usual endings, "
+            "maybe with .xz, .gz or .zst."
+        )
 
 
 def batches(sources: Sequence[Source], start: tuple[int, int] = (0, 0)) -> Iterator[RecordBatch]:
@@ -142,9 +180,14 @@ def _records(source: Source, skip: int) -> Iterator[tuple[Record, int]]:
         for number, row in enumerate(_rows(source, skip), start=skip):
             yield Record(number, row.encode("utf-8", "surrogatepass")), 0
         return
-    text, raw = open_input(Path(source.path))
     line = 0
     try:
+        if source.kind == "table":
+            path = Path(source.path)
+            for line, (row, position) in enumerate(tables.rows(path, _suffix(path), source.field, LONGEST, skip), skip):
+                yield Record(line, row.encode("utf-8", "surrogatepass")), position
+            return
+        text, raw = open_input(Path(source.path))
         with raw, text:
             for record in islice(_CUTTERS[source.separator](source, text), skip, None):
                 line = record.line
@@ -214,12 +257,12 @@ def parse(source: Source, record: Record) -> str:
     if source.kind == "json":
         return _from_json(source, record)
     try:
-        # A dataset's rows are already text: only lone surrogates can be wrong with them.
+        # Rows of datasets and tables are already text: only lone surrogates can be wrong with them.
         text = record.raw.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         line = record.line + record.raw[: error.start].count(b"\n")
         raise UserError(f"{source.path}, line {line}: not valid UTF-8; convert the file to UTF-8.") from error
-    return text if source.kind == "dataset" else text.strip("\r\n").replace("\r\n", "\n")
+    return text if source.kind in ("dataset", "table") else text.strip("\r\n").replace("\r\n", "\n")
 
 
 def _from_json(source: Source, record: Record) -> str:

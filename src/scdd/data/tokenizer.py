@@ -33,7 +33,7 @@ _BOUNDARY = "<|endoftext|>"  # what pretrained models have between documents, wh
 _SPARE = re.compile(r"<\|reserved_special_token_\d+\|>|<unused\d+>|<\|(?:extra|unused|reserved)_?\d+\|>|<extra_id_\d+>")
 _PAD_NAMES = ("[PAD]", "<pad>", "<|pad|>", "<|padding|>")
 _CONFIG = "tokenizer_config.json"
-SMALLEST = 256 + 3  # every byte, [BOS], [EOS], [MASK]
+SMALLEST, LARGEST = 256 + 3, 1 << 20  # every byte, [BOS], [EOS], [MASK]; the library ends the process beyond its memory
 
 # Byte-level pre-tokenisation makes a lone newline between two visible characters a piece of its own, whatever is
 # around it; so a text cut there gives the same ids, and the library is faster on short texts.
@@ -105,6 +105,8 @@ class TextTokenizer:
         """Byte-level BPE of at most `size` ids, the special ones included, with [MASK] last. Any text round-trips."""
         if size < SMALLEST:
             raise UserError(f"a tokenizer of {size} ids is too small: 256 bytes and 3 special tokens need {SMALLEST}.")
+        if size > LARGEST:
+            raise UserError(f"a tokenizer of {size} ids is too large: choose at most {LARGEST:,}.")
         tokenizer = Tokenizer(models.BPE())
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = decoders.ByteLevel()

@@ -43,8 +43,10 @@ class Filters:
             raise UserError(f"top_p is {self.top_p}: choose a mass in (0, 1]; 1 switches it off.")
         if self.top_k is not None and self.top_k < 1:
             raise UserError(f"top_k is {self.top_k}: keep at least one token, or leave it out.")
-        if not self.temperature > 0.0:
-            raise UserError(f"temperature is {self.temperature}: it must be positive; use top_k=1 for greedy draws.")
+        if not 1e-6 <= self.temperature <= 1e6:
+            raise UserError(
+                f"temperature is {self.temperature}: choose one from 1e-6 to 1e6; use top_k=1 for greedy draws."
+            )
 
     @property
     def cuts(self) -> bool:
