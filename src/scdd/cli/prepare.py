@@ -30,7 +30,9 @@ def prepare(
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder for the shards; the same command again resumes there.")],
-    tokenizer: Annotated[str | None, typer.Option(help="A tokenizer.json, or a name on the hub.")] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="A tokenizer.json or its folder, a name on the hub, or bundled.")
+    ] = None,
     train_tokenizer: Annotated[
         int | None, typer.Option(help="Train a byte-level BPE of so many ids instead, [MASK] included.")
     ] = None,

@@ -33,6 +33,7 @@ _BOUNDARY = "<|endoftext|>"  # what pretrained models have between documents, wh
 _SPARE = re.compile(r"<\|reserved_special_token_\d+\|>|<unused\d+>|<\|(?:extra|unused|reserved)_?\d+\|>|<extra_id_\d+>")
 _PAD_NAMES = ("[PAD]", "<pad>", "<|pad|>", "<|padding|>")
 _CONFIG = "tokenizer_config.json"
+_BUNDLED = Path(__file__).resolve().parent.parent / "assets" / "model" / "tokenizer.json"
 SMALLEST, LARGEST = 256 + 3, 1 << 20  # every byte, [BOS], [EOS], [MASK]; the library ends the process beyond its memory
 
 # Byte-level pre-tokenisation makes a lone newline between two visible characters a piece of its own, whatever is
@@ -86,7 +87,9 @@ class TextTokenizer:
 
     @classmethod
     def load(cls, name: str | Path) -> TextTokenizer:
-        """A tokenizer.json, a folder that holds one, a .gguf file, or a name on the Hugging Face hub."""
+        """A tokenizer.json, a folder that holds one, a .gguf file, a name on the Hugging Face hub, or "bundled", the package's."""
+        if str(name) == "bundled" and not Path(name).exists():
+            return cls.from_file(_BUNDLED)
         if Path(name).exists() or str(name).endswith((".json", ".gguf")):
             return cls.from_file(name)
         try:

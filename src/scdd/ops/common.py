@@ -57,10 +57,8 @@ class Filters:
 NO_FILTERS = Filters()
 
 
-CHUNK_BYTES = {
-    "cuda": 448 << 20,
-    "cpu": 16 << 20,
-}  # one chunk's logits: big enough to fill a GPU, small beside the rest
+# One chunk's logits: big enough to fill a GPU, small beside the rest.
+CHUNK_BYTES = {"cuda": 448 << 20, "cpu": 16 << 20}
 
 
 EVEN = 16

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from scdd.core.errors import UserError
+from scdd.lm.rows import check_whole
 from scdd.samplers.options import SamplingChanges
 
 
@@ -28,8 +29,7 @@ class SamplingSpec:
 
     def __post_init__(self) -> None:
         for name, value in (("num", self.num), ("nfe", self.nfe)):
-            if not isinstance(value, int) or value < 1:
-                raise UserError(f"{name} is {value!r}: give a whole number of at least 1.", name)
+            check_whole(name, value)
 
     def changed(self, choices: Mapping[str, Any]) -> SamplingSpec:
         """This one with other choices, of its own fields or of sampling."""
