@@ -206,7 +206,8 @@ REFUSED = {
     f"train nano --out out --set training.batch_size={10**12}": "training.batch_size=1000000000000",
     "train nano --out /proc/x": "--out /proc/x cannot be made a folder",
     "eval likelihood --model model --text text.txt --out /proc/x": "--out /proc/x cannot be made a folder",
-    f"eval correction --model model --num {HUGE} --out out": f"--num is {HUGE}: give 1 to 1,000,000",
+    f"eval correction --model model --num {HUGE} --out out": f"--num is {HUGE}: give 1 to 1,048,576",
+    "eval recovery --model model --text text.txt --steps 99999999": "--steps is 99999999: give 1 to 1,048,576",
     "eval zero-shot --model model --data folder --passes 1": "--passes is 1: give an even number of at least 2",
     "eval zero-shot --model none --data folder --passes 3": "--passes is 3: give an even number",  # before it is loaded
     "eval zero-shot --model model --data folder --tasks mmlu": "--tasks mmlu are none of the files'",

@@ -125,14 +125,14 @@ def as_typed(error: UserError, command: Any, words: Sequence[str]) -> UserError:
     """The mistake with its option spelt as the flag among `words`: `top_p is 2: …` becomes `--top-p is 2: …`."""
     parts = [command, *getattr(command, "commands", {}).values()]
     flags = {
-        parameter.name: max(parameter.opts, key=len)
+        parameter.name: parameter.opts
         for part in parts
         for parameter in getattr(part, "params", ())
         if parameter.param_type_name == "option"
     }
-    flag = flags.get(error.option or "")
-    typed = flag is not None and any(word == flag or word.startswith(f"{flag}=") for word in words)
-    return error.spelt(flag) if flag is not None and typed else error
+    spellings = flags.get(error.option, ())
+    typed = next((f for f in spellings if any(word == f or word.startswith(f"{f}=") for word in words)), None)
+    return error if typed is None else error.spelt(typed)
 
 
 def _print_version(wanted: bool) -> None:

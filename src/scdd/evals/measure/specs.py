@@ -59,6 +59,7 @@ class Repair:
     strength: float = 0.1
 
     def __post_init__(self) -> None:
+        check_whole("steps", self.steps)
         if self.threshold is not None and not 0.0 < self.threshold < 1.0:
             raise UserError(f"threshold is {self.threshold}: choose one in (0, 1).")
         if not 0.0 < self.strength <= 1.0:
