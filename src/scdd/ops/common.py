@@ -43,9 +43,9 @@ class Filters:
             raise UserError(f"top_p is {self.top_p}: choose a mass in (0, 1]; 1 switches it off.")
         if self.top_k is not None and self.top_k < 1:
             raise UserError(f"top_k is {self.top_k}: keep at least one token, or leave it out.")
-        if not 1e-6 <= self.temperature <= 1e6:
+        if not 1e-30 <= self.temperature <= 1e30:
             raise UserError(
-                f"temperature is {self.temperature}: choose one from 1e-6 to 1e6; use top_k=1 for greedy draws."
+                f"temperature is {self.temperature}: choose one from 1e-30 to 1e30; use top_k=1 for greedy draws."
             )
 
     @property
