@@ -256,6 +256,18 @@ def test_the_bundled_model_has_a_name_everywhere(folder: Path, capsys: pytest.Ca
         assert main(command) == 0, capsys.readouterr().err
 
 
+def test_a_folder_that_is_gone_is_a_sentence(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gone = folder / "gone"
+    gone.mkdir()
+    os.chdir(gone)
+    gone.rmdir()
+    try:
+        assert main(["export", "model", "--out", "x"]) == 2
+    finally:
+        os.chdir(folder)
+    assert "The current folder cannot be used" in capsys.readouterr().err
+
+
 def test_completion_knows_verbs_and_flags_without_torch(tmp_path: Path) -> None:
     for typed, found in (("scdd sa", "sample"), ("scdd sample --temp", "--temperature"), ("scdd eval rec", "recovery")):
         asked = {"_SCDD_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}

@@ -173,7 +173,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in CURES:
             raise
-        place = "the output" if error.filename is None else error.filename
+        nameless = "The current folder" if error.errno == errno.ENOENT else "the output"
+        place = nameless if error.filename is None else error.filename
         print(f"error: {place} cannot be used ({error.strerror}): {CURES[error.errno]}.", file=sys.stderr)
         return 2
     except (MemoryError, RuntimeError) as error:
