@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Literal, NamedTuple
 
 from scdd.core.errors import UserError, missing_extra, reason
 from scdd.data import tables
-from scdd.data.files import COMPRESSIONS, DAMAGE, open_input
+from scdd.data.files import COMPRESSIONS, DAMAGE, open_input, refuse_binary
 from scdd.data.options import SEPARATORS, Separator
 
 Split = Literal["train", "valid", "hash"]
@@ -26,17 +26,6 @@ JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 LONGEST = 256 << 20  # bytes of one document: memory is bounded by it
 BATCH_BYTES = 1 << 20
 BATCH_RECORDS = 4096
-MAGIC = {
-    b"%PDF-": "PDF",
-    b"PK\x03\x04": "zip",
-    b"PAR1": "Parquet",
-    b"\x1f\x8b": "gzip",
-    b"\xfd7zXZ\0": "xz",
-    b"\x28\xb5\x2f\xfd": "zstd",
-    b"BZh": "bzip2",
-    b"ARROW1": "Arrow",
-    b"\xd0\xcf\x11\xe0": "Word",
-}
 _HEADING = re.compile(rb"^ ?= [^=\s].* = ?$")
 
 
@@ -128,28 +117,10 @@ def _source(path: Path, field: str, separator: Separator, split: Split) -> Sourc
         if suffix == tables.PARQUET != path.suffix:
             raise UserError(f"{path} is compressed, and Parquet is inside already: unpack it.")
         return Source(str(path), "table", "auto", field, split, size)
-    _refuse_binary(path)
+    refuse_binary(path)
     if separator == "auto":
         separator = "wikitext" if suffix == ".tokens" else "blank-line"
     return Source(str(path), "text", separator, field, split, size)
-
-
-def _refuse_binary(path: Path) -> None:
-    """Refuse what is no text by its first bytes, with a cure."""
-    text, raw = open_input(path)
-    try:
-        with raw, text:
-            head = text.read(4096)
-    except DAMAGE:
-        return  # told with its place when it is read
-    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise UserError(f"{path} is UTF-16: convert it to UTF-8 first, as with iconv -f UTF-16 -t UTF-8.")
-    kind = next((name for magic, name in MAGIC.items() if head.startswith(magic)), "binary" if b"\0" in head else None)
-    if kind is not None:
-        raise UserError(
-            f"{path} is a {kind} file and no text: give text, JSON lines, CSV, TSV or Parquet under their usual endings, "
-            "maybe with .xz, .gz or .zst."
-        )
 
 
 def batches(sources: Sequence[Source], start: tuple[int, int] = (0, 0)) -> Iterator[RecordBatch]:
