@@ -16,7 +16,7 @@ INSTALLED_DEV := $(VENV)/.installed-dev
 INSTALLED_DOCS := $(VENV)/.installed-docs
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types imports pytest browser docs bench format constraints clean distclean
+.PHONY: help demo test lint types imports pytest browser docs bench format constraints lock audit canary clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -60,6 +60,17 @@ format: $(INSTALLED_DEV) ## mend what ruff can mend
 
 constraints: $(INSTALLED_DEV) ## pin the versions of this environment in constraints.txt
 	$(BIN)/python tools/constraints.py
+
+lock: | $(BIN)/python ## build/lock: requirements with hashes and a bill of materials, for this platform; EXTRAS="train serve"
+	$(BIN)/python tools/lock.py build/lock $(EXTRAS)
+
+audit: lock ## look the locked packages up among known vulnerabilities; asks the network
+	$(BIN)/python -m venv build/audit
+	build/audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit
+	build/audit/bin/pip-audit --disable-pip --no-deps -r build/lock/requirements.lock
+
+canary: ## each extra's tests with the newest versions that resolve, in fresh environments; EXTRAS="gif serve" for some
+	$(PYTHON) tools/canary.py $(EXTRAS)
 
 clean: ## remove caches and build output
 	rm -rf build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage htmlcov

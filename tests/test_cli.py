@@ -181,7 +181,10 @@ def test_a_missing_optional_dependency_names_its_extra(
 
     monkeypatch.setattr(cli, "import_module", lacks)
     assert cli.main(["serve"]) == 2
-    assert capsys.readouterr().err == "error: scdd serve needs fastapi: pip install 'scdd[serve]'.\n"
+    assert (
+        capsys.readouterr().err
+        == "error: scdd serve needs fastapi: in a checkout of scdd, pip install -e '.[serve]'.\n"
+    )
 
 
 def test_help_needs_no_extra():
@@ -192,7 +195,7 @@ def test_help_needs_no_extra():
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert "--max-queue" in done.stdout
     assert done.stdout.endswith("0 2\n")
-    assert done.stderr == "error: scdd serve needs fastapi: pip install 'scdd[serve]'.\n"
+    assert done.stderr == "error: scdd serve needs fastapi: in a checkout of scdd, pip install -e '.[serve]'.\n"
 
 
 def test_recipe_show_prints_a_recipe_that_reads_back(capsys: pytest.CaptureFixture[str]):

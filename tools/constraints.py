@@ -35,9 +35,8 @@ def main() -> None:
     for found in distributions():
         name = found.metadata["Name"].lower().replace("_", "-")
         if name not in SKIPPED:
-            version = DEMANDED.get(name, found.version).partition("+")[
-                0
-            ]  # a local build such as 2.13.0+cpu satisfies 2.13.0
+            # A local build such as 2.13.0+cpu satisfies 2.13.0.
+            version = DEMANDED.get(name, found.version).partition("+")[0]
             pins[name] = f"{name}=={version}{marker(found.metadata.get('Requires-Python'))}"
     Path("constraints.txt").write_text(HEADER + "".join(f"{pins[name]}\n" for name in sorted(pins)), encoding="utf-8")
     sys.stdout.write(f"constraints.txt: {len(pins)} pins\n")

@@ -25,6 +25,7 @@ TAKEN_OVER = {
     "index.md": "README.md",
     "contributing.md": "CONTRIBUTING.md",
     "changelog.md": "CHANGELOG.md",
+    "reporting.md": "SECURITY.md",
     "bundled-model.md": "src/scdd/assets/model/README.md",
 }
 """Pages of the site, and the files of the repository that they are."""

@@ -1,6 +1,6 @@
 """docs/results.md below its line, and its picture, from the measurements in docs/results: `python tools/results.py`.
 
-What stands above the line is written by hand and stays. Needs matplotlib (`pip install 'scdd[eval]'`).
+What stands above the line is written by hand and stays. Needs matplotlib (`pip install -e '.[eval]'`).
 """
 
 from __future__ import annotations

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
+from scdd.assemble import training as build
+from scdd.cli.main import main
 from scdd.core.errors import UserError
 from scdd.data.collect import PrepareProgress
 from scdd.data.corpus import discover, documents
@@ -21,6 +23,7 @@ from scdd.data.options import SEPARATORS, Separator
 from scdd.data.prepare import Preparation, prepare
 from scdd.data.shards import Shards
 from scdd.data.tokenizer import TextTokenizer
+from scdd.recipe.load import load as load_recipe
 from tests.data.conftest import article
 
 
@@ -346,3 +349,45 @@ def test_wikitext_103_whole(data_folder: Path, tmp_path: Path) -> None:
     plain = Tokenizer.from_file(gpt2)  # the library alone, on whole articles
     articles = [wikitext(text) for text in documents(discover([source]))]
     assert [d.tolist() for d in shards.documents()] == [plain.encode(text).ids for text in articles]
+
+
+def test_few_documents_keep_one_for_validation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of 40 files a share of 0.01 left none, and training skipped its validation without a word."""
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for i in range(40):
+        (folder / f"{i}.txt").write_text(f"Text number {i}.", encoding="utf-8")
+    out = tmp_path / "out"
+    assert main(["prepare", str(folder), "--out", str(out), "--train-tokenizer", "300", "--workers", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "a share of 0.01 would have left nothing for validation: one document was taken" in said
+    assert "cut into documents at blank lines; --documents file keeps each whole" in said
+    assert Shards(out, "valid").info.documents == 1
+    assert Shards(out).info.documents == 39
+    assert list(prepare(Preparation([str(folder)], out, train_tokenizer=300)))[-1].stage == "done", (
+        "and it is found again"
+    )
+
+
+def test_without_a_validation_split_it_is_said_aloud(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.txt").write_text("The only document. " * 40, encoding="utf-8")
+    out = tmp_path / "out"
+    assert (
+        main(["prepare", str(tmp_path / "a.txt"), "--out", str(out), "--train-tokenizer", "280", "--workers", "1"]) == 0
+    )
+    assert "no document is left for validation, so training will not validate: give --valid" in capsys.readouterr().out
+    spec = load_recipe("nano", ["data.kind=shards", f"data.path={out}", "data.length=16"])
+    [notice] = build.corpus(spec).notices
+    assert "holds no validation split, so nothing is validated" in notice
+
+
+def test_the_help_says_what_ends_a_document(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["prepare", "--help"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "one document for each paragraph between blank lines; --documents file keeps it whole" in said
+
+
+def test_a_name_that_is_no_utf_8_is_noted_nevertheless(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"a\xff.txt")
+    path.write_text("One.\n\nTwo.", encoding="utf-8")
+    assert run(path, tmp_path / "out", train_tokenizer=280).stage == "done"

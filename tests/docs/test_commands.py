@@ -16,6 +16,7 @@ from tests.docs.pages import PAGES, blocks, name_of, prose
 
 SEPARATORS = re.compile(r"[();<>|&]+")
 Mistake: Any = typer.BadParameter.__base__  # of the click that typer brings
+ROOT_FLAGS = ("--version", "--help", "--install-completion", "--show-completion")
 INLINE = re.compile(r"`scdd ([^`]+)`")
 
 
@@ -56,6 +57,10 @@ def verb_of(arguments: list[str]) -> tuple[Any, list[str]]:
 
 def parse(arguments: list[str]) -> None:
     """Fail unless the command takes these arguments."""
+    if arguments and arguments[0].startswith("--"):
+        [flag] = arguments
+        assert flag in ROOT_FLAGS, f"scdd takes no {flag}"
+        return
     command, rest = verb_of(arguments)
     assert not getattr(command, "commands", None), f"{command.name} needs one of {', '.join(command.commands)}"
     try:

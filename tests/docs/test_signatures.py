@@ -1,9 +1,10 @@
-"""Nobody has to hand over more than eight things at once, but where people choose among many options."""
+"""Nobody has to hand over more than eight things at once, but where people choose among many options; no line is torn."""
 
 from __future__ import annotations
 
 import ast
 import inspect
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from tests.docs.pages import ROOT
 
 SOURCE = ROOT / "src" / "scdd"
 MOST = 8
+SPLIT = re.compile(r"\s*[])}]+:?  # (?!fmt: skip|type: |noqa)")
 VERBS_OF_A_MODEL = {("lm/model.py", f"LM.{name}") for name in ("generate", "infill", "correct")}
 
 
@@ -42,6 +44,20 @@ def commands_of_the_terminal() -> set[tuple[str, str]]:
     callbacks = [each.callback for verb in VERBS for each in commands(import_verb(verb)) if each.callback]
     plain = [inspect.unwrap(callback) for callback in callbacks]
     return {(Path(inspect.getfile(each)).relative_to(SOURCE).as_posix(), each.__name__) for each in plain}
+
+
+def test_no_comment_splits_an_expression() -> None:
+    """A comment that makes a line too long has the formatter take the expression apart; it belongs above."""
+    files = [
+        path for folder in ("src", "tests", "tools", "benchmarks") for path in sorted((ROOT / folder).rglob("*.py"))
+    ]
+    split = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in files
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        if SPLIT.match(line)
+    ]
+    assert split == []
 
 
 def test_no_function_takes_more_than_eight_parameters() -> None:

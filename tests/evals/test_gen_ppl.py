@@ -198,7 +198,7 @@ def test_mauve_is_refused_before_anything_is_drawn(
     command += ["--mauve", str(tmp_path / "human.txt"), "--out", str(tmp_path), "--num", "2", "--steps", "2"]
     monkeypatch.setitem(sys.modules, "mauve", None)
     assert main(command) == 2
-    assert "pip install 'scdd[mauve]'" in capsys.readouterr().err
+    assert "pip install -e '.[mauve]'" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "mauve", sys)  # any module: it is not asked for anything
     assert main(command) == 2
     assert "hidden states" in capsys.readouterr().err

@@ -166,6 +166,22 @@ def test_all_seven_tasks(tmp_path: Path, scdd: EvalModel, monkeypatch: pytest.Mo
         MeasureContext(Store(tmp_path), 0)
 
 
+def test_some_of_the_seven_come_from_the_folder(
+    tmp_path: Path, files: Path, scdd: EvalModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--tasks piqa --data DIR` went past DIR to the Hub."""
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    context = MeasureContext(Store(tmp_path / "out"), 32)
+    alone = measure_zero_shot(context, scdd, ["piqa", "scdd_boolq"], str(files), passes=2).result["tasks"]
+    every = measure_zero_shot(context, scdd, passes=2).result["tasks"]
+    assert alone == {name: every[name] for name in ("piqa", "boolq")}, "the noise of a question is its own"
+    with pytest.raises(UserError, match="tasks mmlu are none of the files'"):
+        measure_zero_shot(context, scdd, ["piqa", "mmlu"], str(files))
+    for passes in (0, 1, 3):
+        with pytest.raises(UserError, match=f"passes is {passes}: give an even number"):
+            measure_zero_shot(context, scdd, None, str(files), passes=passes)
+
+
 WORDS = ("sea", "fox", "river", "lazy dog", "42", "{{brown}}", "quick\u00a0jump", " over", "the end. ")
 
 

@@ -35,7 +35,7 @@ def lm(folder: Path) -> LM:
 def serving(lm: LM) -> Serving:
     """Start a server of one's own: `with serving({"queue": 2}, token=…) as client`."""
     for needed in ("fastapi", "uvicorn", "prometheus_client"):
-        pytest.importorskip(needed, reason=f"needs {needed}: pip install 'scdd[serve]'")
+        pytest.importorskip(needed, reason=f"needs {needed}: pip install -e '.[serve]'")
     from scdd.serve import Limits, create_app
     from scdd.serve.run import server
 

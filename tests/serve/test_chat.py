@@ -47,7 +47,7 @@ def test_the_answer_is_the_librarys(api: Any, chatty: LM) -> None:
     assert (first.message.role, first.message.content) == ("assistant", expected)
     assert second.message.content != expected
     assert first.finish_reason in ("stop", "length")
-    assert found.usage.prompt_tokens == len(chat.written(chatty, MESSAGES))
+    assert found.usage.prompt_tokens == len(chat.written(chatty, MESSAGES).tokens)
     assert found.usage.completion_tokens <= 40
     assert (found.scdd["seed"], found.scdd["steps"]) == (3, 8)
 

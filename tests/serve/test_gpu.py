@@ -8,7 +8,7 @@ from scdd import load
 from scdd.lm.rows import continued
 from scdd.lm.run import Run
 
-pytest.importorskip("fastapi", reason="needs fastapi: pip install 'scdd[serve]'")
+pytest.importorskip("fastapi", reason="needs fastapi: pip install -e '.[serve]'")
 
 
 @pytest.mark.gpu

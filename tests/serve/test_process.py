@@ -19,7 +19,7 @@ from scdd.cli.main import main
 from tests.serve.client import Client
 
 for needed in ("fastapi", "uvicorn", "prometheus_client"):
-    pytest.importorskip(needed, reason=f"needs {needed}: pip install 'scdd[serve]'")
+    pytest.importorskip(needed, reason=f"needs {needed}: pip install -e '.[serve]'")
 
 
 def started(folder: Path, *options: str) -> tuple[subprocess.Popen[str], Client]:

@@ -6,7 +6,7 @@ import pytest
 
 from scdd.lm.model import LM
 
-pytest.importorskip("fastapi", reason="needs fastapi: pip install 'scdd[serve]'")
+pytest.importorskip("fastapi", reason="needs fastapi: pip install -e '.[serve]'")
 
 from scdd.serve.errors import ApiError
 from scdd.serve.jobs import Job, cost

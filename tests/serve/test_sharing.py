@@ -12,7 +12,7 @@ from scdd.lm.model import LM
 from scdd.models.dit import DiT
 from tests.serve.conftest import Serving
 
-pytest.importorskip("fastapi", reason="needs fastapi: pip install 'scdd[serve]'")
+pytest.importorskip("fastapi", reason="needs fastapi: pip install -e '.[serve]'")
 
 
 class Fickle(torch.nn.Module):

@@ -107,7 +107,9 @@ def test_an_adapted_network_is_one_graph() -> None:
 
 def test_without_peft_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(UserError, match=r"lora needs the peft package: pip install .scdd\[lora\]"):
+    with pytest.raises(
+        UserError, match=r"lora needs the peft package: in a checkout of scdd, pip install -e '\.\[lora\]'"
+    ):
         adapt(made(), OPTIONS, torch.Generator())
 
 

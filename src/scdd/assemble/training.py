@@ -113,7 +113,9 @@ def _shards(spec: ShardsOptions, known: TextTokenizer | None, verify: bool) -> C
     for split in (train, held) if verify else ():
         if split is not None:
             split.verify()
-    return Corpus(train.tokenizer(), train, held, spec.length, _packing(spec))
+    unheld = f"{spec.path} holds no validation split, so nothing is validated: prepare it with a larger share for it."
+    notices = () if held is not None else (unheld,)
+    return Corpus(train.tokenizer(), train, held, spec.length, _packing(spec), notices=notices)
 
 
 def _text(spec: TextOptions, known: TextTokenizer | None) -> Corpus:

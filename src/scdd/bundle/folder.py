@@ -316,7 +316,7 @@ def _downloaded(source: str) -> Path:
 
 
 def _sibling(target: Path, role: str) -> Path:
-    return target.with_name(f".{target.name}.{role}")
+    return target.parent / f".{target.name}.{role}"  # / has no name, and is asked for nevertheless
 
 
 def _sync(folder: Path) -> None:

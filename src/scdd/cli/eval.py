@@ -171,17 +171,21 @@ def zero_shot(
     model: s.Models = None,
     tasks: Annotated[
         str | None,
-        typer.Option(metavar="NAME,NAME…", help="Tasks of lm-eval; default: the paper's seven, from --data."),
+        typer.Option(
+            metavar="NAME,NAME…",
+            help="Some of the paper's seven, from --data, or without it tasks of lm-eval; default: all seven.",
+        ),
     ] = None,
     data: Annotated[
         str | None, typer.Option(metavar="FOLDER", help="Folder of the seven tasks' files; default: SCDD_BENCHMARKS.")
     ] = None,
-    passes: Annotated[int, typer.Option(help="Monte-Carlo passes for each answer; the paper's are 10.")] = 10,
+    passes: Annotated[int, typer.Option(help="Monte-Carlo passes for each answer, even; the paper's are 10.")] = 10,
     limit: Annotated[int | None, typer.Option(help="Questions of each task.")] = None,
 ) -> None:
     """Accuracy on multiple-choice tasks, answers ranked by the ELBO of question and answer (tab:benchmark_accuracy)."""
-    from scdd.evals.measure.zero_shot import measure_zero_shot
+    from scdd.evals.measure.zero_shot import check_passes, measure_zero_shot
 
+    check_passes(passes)
     arguments = (tasks.split(",") if tasks else None, data, passes, limit, here.seed)
     for _, loaded in here.opened(model):
         here.measure(f"answers of {loaded.label}", None, measure_zero_shot, loaded, *arguments)

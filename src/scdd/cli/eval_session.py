@@ -7,6 +7,7 @@ import inspect
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -169,6 +170,7 @@ def with_session() -> Callable[[Callable[..., None]], Callable[..., None]]:
 
         @functools.wraps(function)
         def command(**given: Any) -> None:
+            from scdd.data.files import make_folder
             from scdd.evals.measure.store import Store
             from scdd.training.parallel import world
 
@@ -176,7 +178,13 @@ def with_session() -> Callable[[Callable[..., None]], Callable[..., None]]:
             with world("auto", device) as here:  # join the ranks
                 live = here.is_main and sys.stderr.isatty() and not quiet and not as_json
                 store = Store(out or default_out(given.get("model") or []), here)
-                function(Session(store, seed, size, live, as_json), **given)
+                if here.is_main:
+                    make_folder(store.folder)  # or it is heard now, before anything long is measured
+                try:
+                    function(Session(store, seed, size, live, as_json), **given)
+                finally:
+                    with suppress(OSError):  # nothing was measured, and nothing is left behind
+                        store.folder.rmdir()
 
         options = [option.replace(kind=option.KEYWORD_ONLY) for option in (*own, *shared.values())]
         command.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]

@@ -68,6 +68,11 @@ def kept_files(out: Path, force: bool) -> list[Path]:
     from scdd.bundle.huggingface import WRITTEN, is_written
     from scdd.training.verify import RESUME
 
+    here, place = Path.cwd().resolve(), out.resolve()
+    if place == here or place in here.parents:  # the shell would be left in a folder that is gone
+        raise UserError(
+            f"--out {out} is the folder you are in, or holds it: choose a folder inside, as in --out model."
+        )
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return []
     if not all((out / name).is_file() for name in (META, WEIGHTS)):

@@ -27,7 +27,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from scdd import __version__
-from scdd.core.errors import UserError
+from scdd.core.errors import UserError, missing_extra, reason
 
 LOAD = Path("/proc/loadavg")
 BRIEF = ("sample", "infill", "correct", "score", "demo")  # verbs that are over before the load changes
@@ -45,7 +45,20 @@ CURES = {
     errno.ENOTDIR: "choose another place",
     errno.EISDIR: "name a file",
     errno.ENAMETOOLONG: "choose a shorter name",
+    errno.ENOENT: "check the path, or choose another place",
+    errno.EEXIST: "choose another place",
+    errno.ENOTEMPTY: "choose another place",
+    errno.ELOOP: "check where its links lead",
+    errno.EINVAL: "choose another place",
+    errno.EBUSY: "choose another place",
+    errno.EXDEV: "choose another place",
+    errno.ENXIO: "name a file",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "raise the limit of open files (ulimit -n)",
 }
+
+
+NO_MEMORY = ("out of memory", "can't allocate memory")  # what torch says, on a GPU and on a CPU
 
 
 class Verb(NamedTuple):
@@ -109,21 +122,21 @@ def missing(error: ModuleNotFoundError, verb: str) -> UserError | None:
     extra = VERBS[verb].extra if verb in VERBS else None
     if extra is None or (error.name or "scdd").partition(".")[0] == "scdd":
         return None
-    return UserError(f"scdd {verb} needs {error.name}: pip install 'scdd[{extra}]'.")
+    return UserError(missing_extra(f"scdd {verb} needs {error.name}", extra))
 
 
 def as_typed(error: UserError, command: Any, words: Sequence[str]) -> UserError:
     """The mistake with its option spelt as the flag among `words`: `top_p is 2: …` becomes `--top-p is 2: …`."""
     parts = [command, *getattr(command, "commands", {}).values()]
     flags = {
-        parameter.name: max(parameter.opts, key=len)
+        parameter.name: parameter.opts
         for part in parts
         for parameter in getattr(part, "params", ())
         if parameter.param_type_name == "option"
     }
-    flag = flags.get(error.option or "")
-    typed = flag is not None and any(word == flag or word.startswith(f"{flag}=") for word in words)
-    return error.spelt(flag) if flag is not None and typed else error
+    spellings = flags.get(error.option, ())
+    typed = next((f for f in spellings if any(word == f or word.startswith(f"{f}=") for word in words)), None)
+    return error if typed is None else error.spelt(typed)
 
 
 def _print_version(wanted: bool) -> None:
@@ -147,7 +160,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     collect_rarely()
     show_every_character()
     # Plain help text: rich's markup would swallow words in square brackets such as [MASK].
-    app = typer.Typer(cls=LazyGroup, add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+    app = typer.Typer(cls=LazyGroup, rich_markup_mode=None, no_args_is_help=True)
     app.callback()(_root)
     group = typer.main.get_command(app)
     try:
@@ -169,8 +182,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in CURES:
             raise
-        place = "the output" if error.filename is None else error.filename
+        nameless = "The current folder" if error.errno == errno.ENOENT else "the output"
+        place = nameless if error.filename is None else error.filename
         print(f"error: {place} cannot be used ({error.strerror}): {CURES[error.errno]}.", file=sys.stderr)
+        return 2
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and not any(words in str(error) for words in NO_MEMORY):
+            raise
+        print(f"error: There is not enough memory ({reason(error)}): ask for less at a time.", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 import typer
 from rich.console import Console
@@ -24,20 +24,30 @@ _EVERY = 5.0  # seconds between plain lines
 def prepare(
     sources: Annotated[
         list[str],
-        typer.Argument(help="Text or JSONL files (.xz, .gz, .zst too), folders, or hf:NAME[:CONFIG[:SPLIT]]."),
+        typer.Argument(
+            help="Text files, which are cut into documents at blank lines (see --documents), JSON lines, CSV, TSV (all of "
+            "them .xz, .gz or .zst, too) or Parquet, a document a row; folders; or hf:NAME[:CONFIG[:SPLIT]]."
+        ),
     ],
     out: Annotated[Path, typer.Option(help="Folder for the shards; the same command again resumes there.")],
-    tokenizer: Annotated[str | None, typer.Option(help="A tokenizer.json, or a name on the hub.")] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="A tokenizer.json or its folder, a name on the hub, or bundled.")
+    ] = None,
     train_tokenizer: Annotated[
         int | None, typer.Option(help="Train a byte-level BPE of so many ids instead, [MASK] included.")
     ] = None,
     tokenizer_sample: Annotated[int, typer.Option(help="MiB of text to train that tokenizer on.")] = 64,
     valid: Annotated[list[str] | None, typer.Option(help="Validation text; may be repeated.")] = None,
     valid_fraction: Annotated[
-        float | None, typer.Option(help="Share of documents kept for validation (0.01 unless --valid is given).")
+        float | None,
+        typer.Option(
+            help="Share of documents kept for validation, at least one of several (0.01 unless --valid is given)."
+        ),
     ] = None,
     detokenizer: Annotated[str | None, typer.Option(help="lm1b or wikitext: undo that corpus's spacing.")] = None,
-    field: Annotated[str, typer.Option(help="The field that holds the text, in JSON lines and datasets.")] = "text",
+    field: Annotated[
+        str, typer.Option(help="The field or column that holds the text, in JSON lines, tables and datasets.")
+    ] = "text",
     separator: Annotated[
         str,
         typer.Option(
@@ -50,7 +60,10 @@ def prepare(
     shard_tokens: Annotated[int, typer.Option(help="Tokens of a shard, after which it is closed.")] = 1 << 24,
     overwrite: Annotated[bool, typer.Option(help="Replace what an earlier preparation left in --out.")] = False,
 ) -> None:
-    """Turn text into packed token shards: in parallel, resumable, the same bytes whatever the number of workers."""
+    """Turn text into packed token shards: in parallel, resumable, the same bytes whatever the number of workers.
+
+    A text file becomes one document for each paragraph between blank lines; --documents file keeps it whole.
+    """
     job = Preparation(
         sources=sources,
         out=out,
@@ -109,6 +122,25 @@ def _lines(steps: Iterator[PrepareProgress]) -> PrepareProgress:
     return step
 
 
+def _notes(job: Preparation, manifest: dict[str, Any]) -> Iterator[str]:
+    """What somebody should know of the splits, and might not expect."""
+    sizes = {name: info["documents"] for name, info in manifest["splits"].items()}
+    kept, asked = sizes.get("valid", 0), manifest["preparation"]["valid_fraction"]
+    if not kept:
+        cure = (
+            "give --valid TEXT"
+            if asked == 0
+            else "give --valid TEXT, or more documents (--documents says what ends one)"
+        )
+        yield f"no document is left for validation, so training will not validate: {cure}"
+    elif asked and 2 * asked * sum(sizes.values()) < kept == 1:
+        yield f"a share of {asked:g} would have left nothing for validation: one document was taken"
+    if not sizes.get("train"):
+        yield "no document is left for training: give more, or choose a smaller --valid-fraction"
+    if job.separator == "auto" and any(each["rule"] == "blank-line" for each in manifest["preparation"]["sources"]):
+        yield "text files were cut into documents at blank lines; --documents file keeps each whole"
+
+
 def _summary(job: Preparation, last: PrepareProgress, seconds: float) -> None:
     manifest = read_manifest(job.out)
     vocab = manifest["tokenizer"]
@@ -120,6 +152,8 @@ def _summary(job: Preparation, last: PrepareProgress, seconds: float) -> None:
             f"  {name}: {info['documents']:,} documents, {info['tokens']:,} tokens, {info['bytes'] / 1e6:,.1f} MB of text, "
             f"{info['bytes'] / max(1, info['tokens']):.2f} bytes a token, {len(info['shards'])} shards"
         )
+    for note in _notes(job, manifest):
+        print(f"  {note}")
     fresh = last.text_bytes - last.resumed_bytes
     if not fresh:
         print("  nothing to do: it was already complete")

@@ -39,6 +39,11 @@ def at(place: str) -> Iterator[None]:
         raise error.spelt(place if error.option is None else f"{place}.{error.option}") from error
 
 
+def missing_extra(what: str, extra: str, instead: str = "") -> str:
+    """The sentence for a package of an extra that is not installed: `what` needs it. No index has scdd, a checkout does."""
+    return f"{what}: in a checkout of scdd, pip install -e '.[{extra}]'{instead}."
+
+
 def reason(error: BaseException) -> str:
     """The first line of what an exception says, or its name if it says nothing."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)

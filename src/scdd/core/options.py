@@ -28,6 +28,9 @@ Share = Annotated[float, Interval(ge=0.0, le=1.0)]
 ShareBelowOne = Annotated[float, Interval(ge=0.0, lt=1.0)]
 ShareAboveZero = Annotated[float, Interval(gt=0.0, le=1.0)]
 Inside = Annotated[float, Interval(gt=0.0, lt=1.0)]
+Temperature = Annotated[float, Interval(ge=1e-30, le=1e30)]  # beyond it logits over it are no numbers any more
+BatchSize = Annotated[int, Interval(ge=1, le=1 << 20)]
+VocabSize = Annotated[int, Interval(ge=259, le=1 << 20)]  # every byte, three special tokens; several times any in use
 Positive = Annotated[float, Gt(0.0), AllowInfNan(False)]
 NotNegative = Annotated[float, Ge(0.0), AllowInfNan(False)]
 Text = Annotated[str, MinLen(1)]

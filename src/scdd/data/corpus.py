@@ -1,4 +1,4 @@
-"""The one reader of texts: documents from text files, JSON lines, folders and Hugging Face datasets, in order.
+"""The one reader of texts: documents from text files, JSON lines, tables, folders and Hugging Face datasets, in order.
 
 A corpus may be larger than memory: files are cut into raw records, which come in bounded batches; decoding and JSON
 parsing (`parse`) belong to whoever has a core to spare. A record's place, (source, ordinal), is enough to go on later.
@@ -15,8 +15,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
 
-from scdd.core.errors import UserError, reason
-from scdd.data.files import COMPRESSIONS, DAMAGE, open_input
+from scdd.core.errors import UserError, missing_extra, reason
+from scdd.data import tables
+from scdd.data.files import COMPRESSIONS, DAMAGE, open_input, refuse_binary
 from scdd.data.options import SEPARATORS, Separator
 
 Split = Literal["train", "valid", "hash"]
@@ -33,9 +34,9 @@ class Source:
     """One file or one dataset. `split` says where its documents go: train, valid, or as each one's hash decides."""
 
     path: str
-    kind: Literal["json", "text", "dataset"]
+    kind: Literal["json", "text", "table", "dataset"]
     separator: Separator
-    field: str  # which holds the text, in JSON lines and datasets
+    field: str  # which holds the text, in JSON lines, tables and datasets
     split: Split
     size: int = 0  # bytes on disk; 0 when unknown
 
@@ -63,6 +64,8 @@ def discover(
     """Files, folders (searched in sorted order) and `hf:NAME[:CONFIG[:SPLIT]]` as a list of sources."""
     if separator not in SEPARATORS:
         raise UserError(f"separator {separator} is not known: choose one of {', '.join(SEPARATORS)}.", "separator")
+    if not field.isprintable():  # bytes that are no UTF-8 arrive as such, too
+        raise UserError(f"field {field!r} is no name: give that of the field or column that holds the text.", "field")
     sources: list[Source] = []
     for argument in map(str, arguments):
         path = Path(argument)
@@ -88,13 +91,14 @@ def _files(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise UserError(f"{path} does not exist: give a file, a folder, or hf:NAME for a Hugging Face dataset.")
-    endings = TEXT_SUFFIXES + JSON_SUFFIXES
-    files = [file for file in sorted(path.rglob("*")) if file.is_file() and _suffix(file) in endings]
-    if not files:
-        raise UserError(
-            f"{path} holds no text: expected files ending in {', '.join(endings)}, maybe with .xz, .gz or .zst."
-        )
-    return files
+    every = [file for file in sorted(path.rglob("*")) if file.is_file()]
+    texts = TEXT_SUFFIXES + JSON_SUFFIXES
+    for endings in (texts, tables.SUFFIXES):  # beside texts, tables are taken for figures about them
+        if files := [file for file in every if _suffix(file) in endings]:
+            return files
+    raise UserError(
+        f"{path} holds no text: expected files ending in {', '.join(texts + tables.SUFFIXES)}, maybe with .xz, .gz or .zst."
+    )
 
 
 def _is_saved_dataset(path: Path) -> bool:
@@ -109,6 +113,11 @@ def _source(path: Path, field: str, separator: Separator, split: Split) -> Sourc
     suffix, size = _suffix(path), path.stat().st_size
     if suffix in JSON_SUFFIXES:
         return Source(str(path), "json", "line", field, split, size)
+    if suffix in tables.SUFFIXES:
+        if suffix == tables.PARQUET != path.suffix:
+            raise UserError(f"{path} is compressed, and Parquet is inside already: unpack it.")
+        return Source(str(path), "table", "auto", field, split, size)
+    refuse_binary(path)
     if separator == "auto":
         separator = "wikitext" if suffix == ".tokens" else "blank-line"
     return Source(str(path), "text", separator, field, split, size)
@@ -142,9 +151,14 @@ def _records(source: Source, skip: int) -> Iterator[tuple[Record, int]]:
         for number, row in enumerate(_rows(source, skip), start=skip):
             yield Record(number, row.encode("utf-8", "surrogatepass")), 0
         return
-    text, raw = open_input(Path(source.path))
     line = 0
     try:
+        if source.kind == "table":
+            path = Path(source.path)
+            for line, (row, position) in enumerate(tables.rows(path, _suffix(path), source.field, LONGEST, skip), skip):
+                yield Record(line, row.encode("utf-8", "surrogatepass")), position
+            return
+        text, raw = open_input(Path(source.path))
         with raw, text:
             for record in islice(_CUTTERS[source.separator](source, text), skip, None):
                 line = record.line
@@ -214,12 +228,12 @@ def parse(source: Source, record: Record) -> str:
     if source.kind == "json":
         return _from_json(source, record)
     try:
-        # A dataset's rows are already text: only lone surrogates can be wrong with them.
+        # Rows of datasets and tables are already text: only lone surrogates can be wrong with them.
         text = record.raw.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         line = record.line + record.raw[: error.start].count(b"\n")
         raise UserError(f"{source.path}, line {line}: not valid UTF-8; convert the file to UTF-8.") from error
-    return text if source.kind == "dataset" else text.strip("\r\n").replace("\r\n", "\n")
+    return text if source.kind in ("dataset", "table") else text.strip("\r\n").replace("\r\n", "\n")
 
 
 def _from_json(source: Source, record: Record) -> str:
@@ -257,7 +271,7 @@ def _rows(source: Source, skip: int) -> Iterator[str]:
     try:
         import datasets
     except ImportError as error:
-        raise UserError(f"hf:{source.path} needs the datasets package: pip install datasets.") from error
+        raise UserError(missing_extra(f"hf:{source.path} needs the datasets package", "train")) from error
     name, config, split = [*source.path.split(":"), "", ""][:3]
     try:
         if _is_saved_dataset(Path(name)):

@@ -88,8 +88,16 @@ def is_valid(source: Source, text: str, fraction: float) -> bool:
     """Whether the document is for validation. Its own hash decides: not its place, not the number of workers."""
     if source.split != "hash":
         return source.split == "valid"
-    number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
-    return number < fraction * 2.0**64
+    return _number(text) < fraction * 2.0**64
+
+
+def position(text: str) -> float:
+    """Where the document's own number lies in [0, 1): it is for validation where that is below the fraction."""
+    return _number(text) / 2.0**64
+
+
+def _number(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def peak_memory() -> int:

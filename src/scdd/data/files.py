@@ -13,11 +13,22 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from scdd.core.errors import UserError
+from scdd.core.errors import UserError, missing_extra
 
 # What the decompressors raise on a damaged file; a file cut short raises EOFError.
 DAMAGE = (lzma.LZMAError, gzip.BadGzipFile, zlib.error, EOFError)
 _CHUNK = 1 << 20
+_MAGIC = {
+    b"%PDF-": "PDF",
+    b"PK\x03\x04": "zip",
+    b"PAR1": "Parquet",
+    b"\x1f\x8b": "gzip",
+    b"\xfd7zXZ\0": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"BZh": "bzip2",
+    b"ARROW1": "Arrow",
+    b"\xd0\xcf\x11\xe0": "Word",
+}
 
 
 class _Zstd(io.RawIOBase):
@@ -28,7 +39,7 @@ class _Zstd(io.RawIOBase):
             import zstandard
         except ImportError as error:
             raise UserError(
-                f"{raw.name} needs the zstandard package: pip install zstandard, or unpack the file."
+                missing_extra(f"{raw.name} needs the zstandard package", "train", ", or unpack the file")
             ) from error
         self._new = zstandard.ZstdDecompressor().decompressobj
         self._errors = zstandard.ZstdError
@@ -71,6 +82,24 @@ def open_input(path: Path) -> tuple[BinaryIO, BinaryIO]:
         return raw, raw
     unpacked = COMPRESSIONS[path.suffix](raw)
     return cast(BinaryIO, io.BufferedReader(unpacked, _CHUNK)), raw
+
+
+def refuse_binary(path: Path) -> None:
+    """Refuse what is no text by its first bytes, with a cure."""
+    text, raw = open_input(path)
+    try:
+        with raw, text:
+            head = text.read(4096)
+    except DAMAGE:
+        return  # told with its place when it is read
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise UserError(f"{path} is UTF-16: convert it to UTF-8 first, as with iconv -f UTF-16 -t UTF-8.")
+    kind = next((name for magic, name in _MAGIC.items() if head.startswith(magic)), "binary" if b"\0" in head else None)
+    if kind is not None:
+        raise UserError(
+            f"{path} is a {kind} file and no text: give text, JSON lines, CSV, TSV or Parquet under their usual endings, "
+            "maybe with .xz, .gz or .zst."
+        )
 
 
 def make_folder(path: Path) -> None:

@@ -162,9 +162,8 @@ def _batch(blocks: Blocks, indices: np.ndarray[Any, np.dtype[np.int64]], mine: s
     tokens, documents = blocks.take(indices[mine])
     owners = None if documents is None else torch.from_numpy(documents)
     flags, learnt = blocks.learnt(indices), None
-    if (
-        flags is not None
-    ):  # the whole batch is looked at: its mean is known before its first gradient, without a word between ranks
+    if flags is not None:
+        # The whole batch is looked at: its mean is known before its first gradient, without a word between ranks.
         total = torch.tensor(float(flags.sum()), dtype=torch.float64)
         learnt = Learnt(torch.from_numpy(flags[mine].copy()), total)
     return Batch(torch.from_numpy(tokens), owners, len(tokens) if real is None else real, learnt)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, get_args
 
-from annotated_types import Ge
 from pydantic import Discriminator
 
-from scdd.core.options import Count, Inside, Options, Text
+from scdd.core.options import Count, Inside, Options, Text, VocabSize
 
 Separator = Literal["auto", "blank-line", "line", "file", "wikitext"]
 """What ends a document of a text file; auto is wikitext (its headings) in .tokens files and blank-line in others."""
@@ -38,7 +37,7 @@ class TextOptions(Options):
     tokenizer: Text | None = None
     """A tokenizer.json or a name on the hub; null takes that of training.start_from, or without one trains a byte-level BPE on
     the text itself."""
-    vocab_size: Annotated[int, Ge(259)] = 2048
+    vocab_size: VocabSize = 2048
     """Tokens of the BPE when it is trained here, special ones included."""
     length: Count = 128
     """Tokens in a sequence."""

@@ -8,9 +8,11 @@ place of the next document. A rerun goes on from there: a kill costs the shard i
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,16 @@ from scdd.core.errors import UserError
 from scdd.data.collect import PROGRESS, SPLITS, Collector, Journal, PrepareProgress, require_same
 from scdd.data.corpus import Source, batches, discover, documents
 from scdd.data.detokenize import detokenizer
-from scdd.data.encode import Encoder, is_valid
+from scdd.data.encode import Encoder, is_valid, position
 from scdd.data.files import locked, make_folder
 from scdd.data.options import Separator
 from scdd.data.pool import ordered_map
 from scdd.data.shards import INDEX, Shards, read_manifest, write_manifest
-from scdd.data.tokenizer import SMALLEST, TextTokenizer
+from scdd.data.tokenizer import LARGEST, SMALLEST, TextTokenizer
+
+MOST_TOKENS, MOST_WORKERS = 1 << 40, 1024  # beyond any use
+LOOKED_AT = 1 << 16  # documents that are looked through for one to validate on
+USUAL_SHARE = 0.01  # of the documents, for validation
 
 
 @dataclass(frozen=True)
@@ -81,6 +87,7 @@ def _work(
     """From where the journal stands to the manifest."""
     if given is None and not (job.out / "tokenizer.json").exists():
         yield PrepareProgress("tokenizer", total=sum(source.size for source in sources))
+    fraction = _widened(sources, fraction)
     tokenizer = given or _trained(job, sources, fraction)
     tokenizer.save(job.out)
     encoder = Encoder(sources, tokenizer, job.detokenizer, fraction)
@@ -117,15 +124,20 @@ def _check(job: Preparation) -> float:
     for name, low in lowest.items():
         if (number := getattr(job, name)) is not None and number < low:
             raise UserError(f"{name} is {number}: choose {low} or more.", name)
+    highest = {"train_tokenizer": LARGEST, "shard_tokens": MOST_TOKENS, "workers": MOST_WORKERS}
+    for name, high in highest.items():
+        if (number := getattr(job, name)) is not None and number > high:
+            raise UserError(f"{name} is {number}: choose {high:,} or less.", name)
     detokenizer(job.detokenizer)
-    return (0.0 if job.valid else 0.01) if job.valid_fraction is None else job.valid_fraction
+    return (0.0 if job.valid else USUAL_SHARE) if job.valid_fraction is None else job.valid_fraction
 
 
 def _describe(job: Preparation, sources: list[Source], fraction: float, given: TextTokenizer | None) -> dict[str, Any]:
     """All that the shards' bytes depend on; kept in the manifest, compared on a rerun."""
     return {
         "sources": [
-            {"name": Path(s.path).name, "size": s.size, "split": s.split, "rule": s.separator} for s in sources
+            {"name": _printable(Path(s.path).name), "size": s.size, "split": s.split, "rule": s.separator}
+            for s in sources
         ],
         "field": job.field,
         "detokenizer": job.detokenizer,
@@ -135,6 +147,29 @@ def _describe(job: Preparation, sources: list[Source], fraction: float, given: T
         if given is None
         else {"hash": given.hash},
     }
+
+
+def _printable(name: str) -> str:
+    """A file's name as JSON can hold it: on disk it may be any bytes."""
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
+def _widened(sources: list[Source], fraction: float) -> float:
+    """`fraction`, or what makes the likeliest of a few documents one to validate on, where it would leave none.
+
+    Each document's own number decides (`is_valid`), and of 40 documents hardly ever one is below 0.01. The first documents
+    tell: of many, one is.
+    """
+    drawn = [source for source in sources if source.split == "hash"]
+    if not drawn:
+        return fraction
+    numbers: set[float] = set()
+    for text in islice(documents(drawn), LOOKED_AT):
+        numbers.add(position(text))
+        if position(text) < fraction:
+            return fraction
+    few = 1 < len(numbers) < LOOKED_AT // 2  # the only document is for training
+    return math.nextafter(min(numbers), 2.0) if few else fraction
 
 
 def _finished(out: Path, about: dict[str, Any]) -> PrepareProgress:

@@ -33,7 +33,8 @@ _BOUNDARY = "<|endoftext|>"  # what pretrained models have between documents, wh
 _SPARE = re.compile(r"<\|reserved_special_token_\d+\|>|<unused\d+>|<\|(?:extra|unused|reserved)_?\d+\|>|<extra_id_\d+>")
 _PAD_NAMES = ("[PAD]", "<pad>", "<|pad|>", "<|padding|>")
 _CONFIG = "tokenizer_config.json"
-SMALLEST = 256 + 3  # every byte, [BOS], [EOS], [MASK]
+_BUNDLED = Path(__file__).resolve().parent.parent / "assets" / "model" / "tokenizer.json"
+SMALLEST, LARGEST = 256 + 3, 1 << 20  # every byte, [BOS], [EOS], [MASK]; the library ends the process beyond its memory
 
 # Byte-level pre-tokenisation makes a lone newline between two visible characters a piece of its own, whatever is
 # around it; so a text cut there gives the same ids, and the library is faster on short texts.
@@ -86,7 +87,9 @@ class TextTokenizer:
 
     @classmethod
     def load(cls, name: str | Path) -> TextTokenizer:
-        """A tokenizer.json, a folder that holds one, a .gguf file, or a name on the Hugging Face hub."""
+        """A tokenizer.json, a folder that holds one, a .gguf file, a name on the Hugging Face hub, or "bundled", the package's."""
+        if str(name) == "bundled" and not Path(name).exists():
+            return cls.from_file(_BUNDLED)
         if Path(name).exists() or str(name).endswith((".json", ".gguf")):
             return cls.from_file(name)
         try:
@@ -105,6 +108,8 @@ class TextTokenizer:
         """Byte-level BPE of at most `size` ids, the special ones included, with [MASK] last. Any text round-trips."""
         if size < SMALLEST:
             raise UserError(f"a tokenizer of {size} ids is too small: 256 bytes and 3 special tokens need {SMALLEST}.")
+        if size > LARGEST:
+            raise UserError(f"a tokenizer of {size} ids is too large: choose at most {LARGEST:,}.")
         tokenizer = Tokenizer(models.BPE())
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = decoders.ByteLevel()

@@ -43,8 +43,10 @@ class Filters:
             raise UserError(f"top_p is {self.top_p}: choose a mass in (0, 1]; 1 switches it off.")
         if self.top_k is not None and self.top_k < 1:
             raise UserError(f"top_k is {self.top_k}: keep at least one token, or leave it out.")
-        if not self.temperature > 0.0:
-            raise UserError(f"temperature is {self.temperature}: it must be positive; use top_k=1 for greedy draws.")
+        if not 1e-30 <= self.temperature <= 1e30:
+            raise UserError(
+                f"temperature is {self.temperature}: choose one from 1e-30 to 1e30; use top_k=1 for greedy draws."
+            )
 
     @property
     def cuts(self) -> bool:
@@ -55,10 +57,8 @@ class Filters:
 NO_FILTERS = Filters()
 
 
-CHUNK_BYTES = {
-    "cuda": 448 << 20,
-    "cpu": 16 << 20,
-}  # one chunk's logits: big enough to fill a GPU, small beside the rest
+# One chunk's logits: big enough to fill a GPU, small beside the rest.
+CHUNK_BYTES = {"cuda": 448 << 20, "cpu": 16 << 20}
 
 
 EVEN = 16

@@ -57,9 +57,7 @@ class State:
     counts: Tensor  # [B, 3] int64: positions unmasked, corrected and remasked so far
     nfe: Tensor  # [B] int64: network evaluations so far
     done: Tensor  # [B]: rows that have finished early
-    memory: dict[str, Any] = field(
-        default_factory=dict
-    )  # the sampler's own, the one thing here that steps may write to
+    memory: dict[str, Any] = field(default_factory=dict)  # the sampler's own, all that steps may write to
 
 
 class Step(NamedTuple):

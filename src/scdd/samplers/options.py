@@ -12,7 +12,7 @@ from pydantic import Discriminator
 from typing_extensions import TypedDict
 
 from scdd.core.errors import OptionError
-from scdd.core.options import Count, NotNegative, Options, Positive, Share, ShareAboveZero
+from scdd.core.options import Count, NotNegative, Options, Positive, Share, ShareAboveZero, Temperature
 
 if TYPE_CHECKING:
     from scdd.ops.common import Filters
@@ -85,7 +85,7 @@ class GiddCorrectOptions(Options):
     kind: Literal["gidd-correct"] = field(default="gidd-correct", kw_only=True, repr=False)
     corrections: Count = 64
     """Most correction rounds after sampling; each is one more network evaluation."""
-    temperature: Positive = 0.1
+    temperature: Temperature = 0.1
     """Temperature of the proposals."""
     patience: Count = 8
     """A text ends when its agreement with the model has not risen for so many rounds."""
@@ -186,7 +186,7 @@ class SamplingOptions(Options):
     """Nucleus: keep the likeliest tokens up to this probability, the crossing one included."""
     top_k: Count | None = None
     """Keep only this many likeliest tokens."""
-    temperature: Positive = 1.0
+    temperature: Temperature = 1.0
     """Divides the logits; below 1 is more cautious."""
     tolerance: Positive | None = None
     """Stop a text when fewer than this many tokens are expected to change any more, with sampler ancestral; null: never."""

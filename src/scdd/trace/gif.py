@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from scdd.core.errors import UserError
+from scdd.core.errors import UserError, missing_extra
 from scdd.data.files import write_atomically
 from scdd.data.tokenizer import TextTokenizer
 
@@ -41,7 +41,7 @@ def write_gif(path: Path, sample: Sample | Correction, tokenizer: TextTokenizer)
         from PIL import Image, ImageDraw, ImageFont
     except ImportError as error:
         raise UserError(
-            "trace to a .gif needs Pillow: pip install 'scdd[gif]', or write an .html file.", "trace"
+            missing_extra("trace to a .gif needs Pillow", "gif", ", or write an .html file"), "trace"
         ) from error
     trajectory = sample.trajectory
     if trajectory is None or not trajectory.moments:

@@ -9,8 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from scdd.core import UserError
-from scdd.core.errors import reason
+from scdd.core.errors import UserError, missing_extra, reason
 from scdd.data.files import write_atomically
 
 METRICS = "metrics.jsonl"
@@ -207,7 +206,7 @@ class Wandb(Sink):
             import wandb
         except ModuleNotFoundError as error:
             raise UserError(
-                "wandb needs the package of that name: pip install 'scdd[wandb]', or set it to null.", "wandb"
+                missing_extra("wandb needs the package of that name", "wandb", ", or set it to null"), "wandb"
             ) from error
         file = run / "wandb.id"
         known = (file.read_text(encoding="utf-8", errors="replace").strip() if file.is_file() else "") or None

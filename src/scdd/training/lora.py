@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from scdd.core.errors import UserError
+from scdd.core.errors import UserError, missing_extra
 from scdd.models.network import Network
 from scdd.training.options import LoraOptions
 
@@ -29,7 +29,7 @@ def adapt(network: Network, options: LoraOptions, generator: torch.Generator) ->
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
-        raise UserError('lora needs the peft package: pip install "scdd[lora]".', "lora") from error
+        raise UserError(missing_extra("lora needs the peft package", "lora"), "lora") from error
     names = _targets(network, options)
     network.requires_grad_(False)
     config = LoraConfig(r=options.rank, lora_alpha=cast(int, options.alpha), target_modules=names)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from scdd.core.errors import OptionError
-from scdd.core.options import Amount, Count, NotNegative, Options, Positive, Share, ShareBelowOne, Text
+from scdd.core.options import Amount, BatchSize, Count, NotNegative, Options, Positive, Share, ShareBelowOne, Text
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -21,7 +21,7 @@ class LengthOptions(Options):
 class BatchOptions(LengthOptions):
     """How much it sees at a time."""
 
-    batch_size: Count
+    batch_size: BatchSize
     """Sequences in an optimiser step, over all devices."""
     micro_batch_size: Count | None = None
     """Sequences on one device at a time, the rest is accumulated; null takes the whole share of the device."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scdd.core.errors import UserError, reason
+from scdd.core.errors import UserError, missing_extra, reason
 from scdd.evals.measure.progress import Watch, unwatched
 
 ASPECTS = ("clarity", "grammaticality", "factuality", "style", "creativity")
@@ -88,7 +88,7 @@ class JudgeClient:
         try:
             import openai
         except ImportError as error:
-            raise UserError("The LLM judge needs openai: pip install 'scdd[eval]'.") from error
+            raise UserError(missing_extra("The LLM judge needs openai", "eval")) from error
         try:
             with self._lock:
                 if self._client is None:

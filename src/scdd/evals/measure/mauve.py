@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from scdd.core.errors import UserError
+from scdd.core.errors import UserError, missing_extra
 from scdd.evals.measure import stats
 from scdd.evals.measure.generation import measure_samples
 from scdd.evals.measure.model import EvalModel
@@ -24,7 +24,7 @@ def require_mauve() -> Any:
     try:
         return import_module("mauve")
     except ImportError as error:
-        raise UserError("MAUVE needs mauve-text: pip install 'scdd[mauve]'.") from error
+        raise UserError(missing_extra("MAUVE needs mauve-text", "mauve")) from error
 
 
 def mauve(

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from scdd.bundle import folder as bundle
-from scdd.core.errors import UserError, reason
+from scdd.core.errors import UserError, missing_extra, reason
 from scdd.evals.measure import stats
 from scdd.evals.measure.likelihood import batches, next_token_nats, padded
 from scdd.evals.measure.model import EvalModel, open_model
@@ -153,7 +153,7 @@ def _loaded(name: str, device: torch.device) -> tuple[Any, Any]:
         # by name: its own types come and go with its versions
         transformers: Any = import_module("transformers")
     except ImportError as error:
-        raise UserError(f"The reference LM {name} needs transformers: pip install 'scdd[eval]'.") from error
+        raise UserError(missing_extra(f"The reference LM {name} needs transformers", "eval")) from error
     path = Path(name)
     where: dict[str, Any] = {"pretrained_model_name_or_path": name}
     if path.suffix == ".gguf":

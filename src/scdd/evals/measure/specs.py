@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from scdd.core.errors import UserError
+from scdd.lm.rows import check_whole
 from scdd.samplers.options import SamplingChanges
 
 
@@ -28,8 +29,7 @@ class SamplingSpec:
 
     def __post_init__(self) -> None:
         for name, value in (("num", self.num), ("nfe", self.nfe)):
-            if not isinstance(value, int) or value < 1:
-                raise UserError(f"{name} is {value!r}: give a whole number of at least 1.", name)
+            check_whole(name, value)
 
     def changed(self, choices: Mapping[str, Any]) -> SamplingSpec:
         """This one with other choices, of its own fields or of sampling."""
@@ -59,6 +59,7 @@ class Repair:
     strength: float = 0.1
 
     def __post_init__(self) -> None:
+        check_whole("steps", self.steps)
         if self.threshold is not None and not 0.0 < self.threshold < 1.0:
             raise UserError(f"threshold is {self.threshold}: choose one in (0, 1).")
         if not 0.0 < self.strength <= 1.0:

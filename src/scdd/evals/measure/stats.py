@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scdd.core.errors import UserError
+from scdd.core.errors import UserError, missing_extra
 from scdd.core.stats import ratio_error
 
 Array = NDArray[np.float64]
@@ -97,4 +97,4 @@ def _scipy() -> Any:
     try:
         return import_module("scipy.stats")
     except ImportError as error:
-        raise UserError("Significance tests need scipy: pip install 'scdd[eval]'.") from error
+        raise UserError(missing_extra("Significance tests need scipy", "eval")) from error

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from scdd.core.errors import UserError
+from scdd.core.errors import UserError, missing_extra, reason
 from scdd.core.rng import derive_seed
 from scdd.evals.measure import benchmarks
-from scdd.evals.measure.likelihood import NelboEstimator, likelihood
+from scdd.evals.measure.likelihood import REPLICATES, NelboEstimator, likelihood
 from scdd.evals.measure.model import EvalModel
 from scdd.evals.measure.progress import Watch, unwatched
 from scdd.evals.measure.store import ALONE, MeasureContext, Measurement, shared
@@ -88,16 +88,19 @@ def measure_zero_shot(
     limit: int | None = None,
     seed: int = 0,
 ) -> Measurement:
-    """Accuracies: of lm-eval's `tasks`, or without any the paper's seven from the folder `data`, without lm-eval."""
+    """Accuracies of the paper's seven from the folder `data` without lm-eval, all or those that `tasks` names; without `data`,
+    of any `tasks` that lm-eval knows."""
+    check_passes(passes)
     if limit is not None and limit < 1:
         raise UserError(f"The limit is {limit} questions a task: give at least 1, or leave it out for all.")
     # a missing folder is refused before anything is measured
-    place = None if tasks else str(benchmarks.folder(data))
-    wanted = list(tasks) if tasks else [benchmarks.PREFIX + name for name in benchmarks.NAMES]
+    place = None if tasks and data is None else str(benchmarks.folder(data))
+    names = list(benchmarks.NAMES) if not tasks else list(tasks) if place is None else _of_the_seven(tasks)
+    wanted = names if place is None else [benchmarks.PREFIX + name for name in names]
     ask = _Asking(context, model, passes, seed)
 
     def run() -> dict[str, Any]:
-        outcome = _of_files(ask, place, limit) if place is not None else _of_lm_eval(ask, wanted, limit)
+        outcome = _of_files(ask, names, place, limit) if place is not None else _of_lm_eval(ask, wanted, limit)
         results = {}
         for name, (acc, n) in outcome.accuracies.items():
             spread = (acc * (1 - acc) / max(n - 1, 1)) ** 0.5
@@ -129,10 +132,30 @@ def rms(errors: Sequence[float]) -> float:
     return (sum(e * e for e in errors) / len(errors)) ** 0.5 if errors else 0.0
 
 
-def _of_files(ask: _Asking, place: str, limit: int | None) -> _Outcome:
-    """The seven tasks. Keys and order are those of the harness's requests, and so the scores are its scores."""
+def check_passes(passes: int) -> None:
+    """Refuse a number of passes that no error bar can be had from, before anything is loaded."""
+    if passes < REPLICATES or passes % REPLICATES:
+        raise UserError(
+            f"passes is {passes}: give an even number of at least {REPLICATES}, for the error bars.", "passes"
+        )
+
+
+def _of_the_seven(tasks: Sequence[str]) -> list[str]:
+    """The names of those of the paper's tasks that are asked for."""
+    names = [name.strip().removeprefix(benchmarks.PREFIX) for name in tasks]
+    if unknown := [name for name in names if name not in benchmarks.NAMES]:
+        raise UserError(
+            f"tasks {', '.join(unknown)} are none of the files' (choose from {', '.join(benchmarks.NAMES)}): leave the folder "
+            "out for tasks of lm-eval.",
+            "tasks",
+        )
+    return list(dict.fromkeys(names))
+
+
+def _of_files(ask: _Asking, names: Sequence[str], place: str, limit: int | None) -> _Outcome:
+    """The seven tasks, or some. Keys and order are those of the harness's requests, and so the scores are its scores."""
     context, model, passes, seed = ask
-    tasks = {name: benchmarks.choices(name, place)[:limit] for name in benchmarks.NAMES}
+    tasks = {name: benchmarks.choices(name, place)[:limit] for name in names}
     questions = [
         Question(f"{benchmarks.PREFIX}{name}/{i}", choice.texts)
         for name, choices in tasks.items()
@@ -159,15 +182,19 @@ def _of_lm_eval(ask: _Asking, tasks: Sequence[str], limit: int | None) -> _Outco
         harness: Any = import_module("lm_eval")
         adapter: Any = import_module("scdd.evals.measure.lm_eval_model")
     except ModuleNotFoundError as error:
-        raise UserError(f"Tasks of lm-eval need {error.name}: pip install 'scdd[eval]'.") from error
+        raise UserError(missing_extra(f"Tasks of lm-eval need {error.name}", "eval")) from error
     scorer = adapter.ScddLM(model, passes=passes, seed=seed, batch_size=context.batch_size)
     scorer.world, scorer.watch = context.world, context.watch
     known = import_module("lm_eval.tasks").TaskManager(include_path=str(benchmarks.TASKS), metadata={})
     plain = {"bootstrap_iters": 0, "log_samples": False, "task_manager": known}
     try:
         outcome = harness.simple_evaluate(scorer, tasks=list(tasks), limit=limit, **plain)
-    except (KeyError, ValueError) as error:
-        raise UserError(f"lm-eval refuses the tasks {', '.join(tasks)}: {error}") from error
+    except (KeyError, ValueError, OSError) as error:  # OSError: it fetches its tasks' questions from the Hub
+        raise UserError(
+            f"lm-eval refuses the tasks {', '.join(tasks)} ({reason(error)}): check their names and the network, or give a "
+            "folder of the paper's seven.",
+            "tasks",
+        ) from error
     counts = outcome["n-samples"]
     accuracies = {
         name: (float(one["acc,none"]), int(counts[name]["effective"])) for name, one in outcome["results"].items()

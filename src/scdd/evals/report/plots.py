@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from scdd.core.errors import UserError
+from scdd.core.errors import UserError, missing_extra
 from scdd.evals.measure.specs import repair_name
 from scdd.evals.measure.store import Measurement
 from scdd.evals.report.compare import Grid, by_budget
@@ -64,7 +64,7 @@ def svg(figure: Figure) -> str:
     try:
         matplotlib: Any = import_module("matplotlib")
     except ImportError as error:
-        raise UserError("Figures need matplotlib: pip install 'scdd[eval]'.") from error
+        raise UserError(missing_extra("Figures need matplotlib", "eval")) from error
     matplotlib.use("Agg")
     pyplot: Any = import_module("matplotlib.pyplot")
     with matplotlib.rc_context(STYLE):

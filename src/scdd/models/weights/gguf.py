@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scdd.core.errors import UserError, reason
+from scdd.core.errors import UserError, missing_extra, reason
 from scdd.models.weights.files import Lazy, Loader
 from scdd.models.weights.gguf_format import MAGIC, StoredTensor, read
 
@@ -83,7 +83,7 @@ def _opened(file: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
     try:
         from gguf.constants import GGML_QUANT_SIZES
     except ImportError as error:
-        raise UserError(f"{file} needs a package to be read: install scdd[gguf].") from error
+        raise UserError(missing_extra(f"{file} needs the gguf package", "gguf")) from error
     try:
         return read(file, {int(kind): size for kind, size in GGML_QUANT_SIZES.items()})
     except (OSError, ValueError) as error:
