@@ -14,6 +14,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
+from html import escape
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,7 @@ def _cell(cell: dict[str, Any]) -> Iterator[str]:
         if "text/html" in data:
             yield f'<div class="view">{"".join(data["text/html"])}</div>'
         else:
-            yield f"```text\n{''.join(output.get('text') or data['text/plain']).rstrip()}\n```"
+            yield f'<pre class="shown">{escape("".join(output.get("text") or data["text/plain"]).rstrip())}</pre>'
 
 
 # -- recipes -------------------------------------------------------------------------------------------------------------
