@@ -173,13 +173,26 @@ def test_a_bug_keeps_its_traceback(failing_verb):
         cli.main(["recipe"])
 
 
-def test_a_missing_optional_dependency_names_its_extra(monkeypatch: pytest.MonkeyPatch):
+def test_a_missing_optional_dependency_names_its_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     def lacks(name: str) -> ModuleType:
         raise ModuleNotFoundError("No module named 'fastapi'", name="fastapi")
 
     monkeypatch.setattr(cli, "import_module", lacks)
-    with pytest.raises(UserError, match=r"scdd serve needs fastapi: pip install 'scdd\[serve\]'"):
-        cli.import_verb("serve")
+    assert cli.main(["serve"]) == 2
+    assert capsys.readouterr().err == "error: scdd serve needs fastapi: pip install 'scdd[serve]'.\n"
+
+
+def test_help_needs_no_extra():
+    program = (
+        "import sys; sys.modules.update(dict.fromkeys(('fastapi', 'starlette', 'uvicorn', 'h11', 'prometheus_client')));"
+        "from scdd.cli.main import main; print(main(['serve', '--help']), main(['serve', '--port', '0']))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert "--max-queue" in done.stdout
+    assert done.stdout.endswith("0 2\n")
+    assert done.stderr == "error: scdd serve needs fastapi: pip install 'scdd[serve]'.\n"
 
 
 def test_recipe_show_prints_a_recipe_that_reads_back(capsys: pytest.CaptureFixture[str]):
@@ -238,3 +251,14 @@ def test_the_face_is_whole() -> None:
 
     assert all(getattr(scdd, name) is not None for name in scdd.__all__)
     assert dir(scdd) == sorted(scdd.__all__)
+
+
+@pytest.mark.parametrize(
+    ("before", "expected"),
+    [("", "10000"), ("import torch", "None"), ("os.environ['OMP_WAIT_POLICY'] = 'ACTIVE'", "None")],
+)
+def test_python_asks_threads_not_to_spin_before_torch_is_there(before: str, expected: str) -> None:
+    code = f"import os\n{before}\nimport scdd\nscdd.UserError\nprint(os.environ.get('GOMP_SPINCOUNT'))"
+    clean = {k: v for k, v in os.environ.items() if k not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
+    found = subprocess.run([sys.executable, "-c", code], env=clean, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == expected

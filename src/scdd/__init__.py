@@ -10,6 +10,8 @@ Everything here is imported on first use: `import scdd` must not pay for torch.
 
 from __future__ import annotations
 
+import os
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +63,17 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    _calm_threads()
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def _calm_threads() -> None:
+    """Waiting OpenMP threads give up their core soon: beside other work, spinning makes a text take many times as long.
+
+    OpenMP reads this as it is loaded, so it comes too late where torch was imported first; who has set it keeps it.
+    """
+    if "torch" not in sys.modules and {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}.isdisjoint(os.environ):
+        os.environ["GOMP_SPINCOUNT"] = "10000"
 
 
 def __dir__() -> list[str]:

@@ -248,7 +248,7 @@ def test_a_given_tokenizer_may_lie_in_the_folder_it_replaces(corpus: Path, prepa
 def test_one_preparation_at_a_time(corpus: Path, tmp_path: Path) -> None:
     first = prepare(Preparation([str(corpus)], tmp_path, train_tokenizer=400))
     next(first)
-    with pytest.raises(UserError, match="being prepared by another process"):
+    with pytest.raises(UserError, match="in use by another process"):
         run(corpus, tmp_path)
     first.close()  # type: ignore[attr-defined]
     assert run(corpus, tmp_path).stage == "done"

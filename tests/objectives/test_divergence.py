@@ -171,7 +171,7 @@ def test_dynamic_weights_of_gidd_plus(parameters: tuple[float, float, float], ma
     x, z = everywhere(process)
     capped = 0
     for t in [*INSIDE, 0.9999]:
-        got = loss(table[z], x, z, process.dynamic_coefficients(x, z, t), mask)
+        got = loss(table[z], x, z, process.weighted_coefficients(x, z, t, "dynamic"), mask)
         rho = at(process, t)[1]
         clean = float(min(2.0, (1 - rho) / (4 * rho)))
         capped += clean == 2.0
@@ -192,12 +192,37 @@ def test_dynamic_weights_on_an_absorbing_mask() -> None:
     x, z = everywhere(process)
     for t in INSIDE:
         rho = at(process, t)[1]
-        got = loss(table[z], x, z, process.dynamic_coefficients(x, z, t), 2)
+        got = loss(table[z], x, z, process.weighted_coefficients(x, z, t, "dynamic"), 2)
         for i, (a, b) in enumerate(zip(x.tolist(), z.tolist(), strict=True)):
             f, g = (rho * v + (1 - rho) * paper.uniform(5, 2) for v in (paper.unit(a, 5), x_theta[b]))
             same = 0.0 if b == 2 else f[b] / g[b] - np.log(f[b] / g[b]) - 1
             weight = 2.0 if b == 2 else min(2.0, (1 - rho) / (4 * rho)) if a == b else 1.0
             assert got[i].item() == pytest.approx(float(weight * (paper.kl(f, g) + same)), rel=1e-10, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", ["gidd+", "scdd+"])
+def test_weights_of_one_name_are_one_loss_for_both_processes(name: str) -> None:
+    """SCDD and GIDD share marginals, so under the same weights they are trained alike; "dynamic" is each one's own."""
+    for mask in laws.MASKS.values():
+        scdd, gidd = (kind(Vocab(5, mask), Peaked(0.2)) for kind in (SCDD, GIDD))
+        x, z = everywhere(scdd)
+        table, _ = laws.network(scdd, 9)
+        own = {"gidd+": gidd, "scdd+": scdd}[name]
+        for t in INSIDE:
+            a, b = (loss(table[z], x, z, each.weighted_coefficients(x, z, t, name), mask) for each in (scdd, gidd))
+            assert torch.allclose(a, b, rtol=1e-12, atol=1e-14)
+            alone = loss(table[z], x, z, own.weighted_coefficients(x, z, t, "dynamic"), mask)
+            assert torch.allclose(a, alone, rtol=1e-12, atol=1e-14)
+
+
+def test_at_a_mask_scdd_plus_weighs_one_over_gamma_times_as_much() -> None:
+    process = laws.build("SCDD", "peaked", 2)
+    table, _ = laws.network(process, 8)
+    x, z = everywhere(process)
+    for t in INSIDE:
+        ours, theirs = (loss(table[z], x, z, process.weighted_coefficients(x, z, t, n), 2) for n in ("scdd+", "gidd+"))
+        masked = (z == 2) & (x != 2)
+        assert torch.allclose(ours[masked] * at(process, t)[0], theirs[masked], rtol=1e-12)
 
 
 @pytest.mark.parametrize("kind", [SCDD, GIDD])

@@ -60,7 +60,7 @@ def test_gradients_are_finite_everywhere(process: Process) -> None:
 def test_gradients_of_dynamic_rows_are_finite(process: Process) -> None:
     for t in (0.0, 0.5, 1.0):
         x, z, logits = leaf(process, 2, 1.0)
-        values = loss(logits, x, z, process.dynamic_coefficients(x, z, t), process.vocab.mask_id)
+        values = loss(logits, x, z, process.weighted_coefficients(x, z, t, "dynamic"), process.vocab.mask_id)
         (gradient,) = torch.autograd.grad(values.sum(), logits)
         assert torch.isfinite(values).all()
         assert torch.isfinite(gradient).all()

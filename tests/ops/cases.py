@@ -90,5 +90,5 @@ def rows_of(process: Process, case: Case, t: float, s: float | None, dynamic: bo
     """Rows at the case's positions; those that the process cannot reach keep weight zero."""
     time = torch.full_like(case.x, 0, dtype=torch.float64) + t
     if dynamic:
-        return process.dynamic_coefficients(case.x, case.z_t, time).flatten(case.x.shape)
+        return process.weighted_coefficients(case.x, case.z_t, time, "dynamic").flatten(case.x.shape)
     return process.elbo_coefficients(case.x, case.z_t, time, s).flatten(case.x.shape)

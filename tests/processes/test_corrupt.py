@@ -97,7 +97,7 @@ def test_nothing_is_vocabulary_wide(kind: type[Process]) -> None:
         process.transition(z, torch.full(z.shape, 0.5), 0.1, t)
         process.elbo_coefficients(x, z, t, torch.tensor([0.3, 0.8]).double())
         process.elbo_coefficients(x, z, t)
-        process.dynamic_coefficients(x, z, t)
+        process.weighted_coefficients(x, z, t, "dynamic")
     assert 0 < seen.numel <= 64
     noise = process.corrupt(torch.zeros(1, 4000, dtype=torch.int64), 0.5, torch.Generator().manual_seed(0))
     assert noise.max() > 10**8, "noise reaches the far end of the vocabulary"

@@ -398,6 +398,22 @@ def test_every_press_draws_another_text_and_a_link_shows_the_same(page: Any, bro
     other.context.close()
 
 
+def test_a_link_offers_to_write_its_text(page: Any, browser: Any, site: Client, model: LM) -> None:
+    """Nothing is computed before somebody agrees, since a link may come from anywhere."""
+    sync.expect(page.locator("#offer")).to_be_hidden()
+    link = f"{site.url}/#task=generate&prompt=The+fox&length=20&steps=4&seed=3"
+    other = opened(browser, link, server=site.url)
+    sync.expect(other.locator("#offer")).to_be_visible()
+    assert text(other) == ""
+    other.click("#accept")
+    sync.expect(other.locator("#status")).to_have_text(re.compile("Step 4 of 4"))
+    sync.expect(other.locator("#run")).to_be_enabled()
+    expected = model.generate(prompt="The fox", length=20, seed=3, steps=4, stop=False)[0]
+    assert text(other) == visible(model, expected.tokens)
+    sync.expect(other.locator("#offer")).to_be_hidden()
+    other.context.close()
+
+
 def test_examples_take_turns(page: Any) -> None:
     for task, field in (("generate", "prompt"), ("infill", "infill-text"), ("correct", "correct-text")):
         page.click(f"#tab-{task}")

@@ -123,7 +123,7 @@ def test_a_terminal_shows_a_live_line_and_a_pipe_plain_ones(capsys: pytest.Captu
     log.text(50, "sample", "[MASK] stays as it is")
     log.close()
     said = capsys.readouterr().out
-    assert re.search(r"50/200\s+loss 3\.5", said)
+    assert re.search(r"50/200\s+train loss 3\.5", said)
     assert "PPL 54.60 ± 5.46" in said
     assert "[MASK] stays as it is" in said
     live = Log(Terminal(200, live=True))

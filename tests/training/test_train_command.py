@@ -19,7 +19,8 @@ from scdd.core.errors import UserError
 from scdd.data.prepare import Preparation
 from scdd.data.prepare import prepare as run_preparation
 from scdd.lm.training import train as run_training
-from scdd.recipe.load import load
+from scdd.recipe.load import dumps, load
+from scdd.training.optim import learning_rate
 from scdd.training.parallel import World
 
 from .conftest import curve, weights
@@ -353,3 +354,36 @@ def test_from_python_it_is_the_command(recipe_file: Path, tmp_path: Path, capsys
         run_training(spec, python, overrides=["seed=4"])
     with pytest.raises(UserError, match=r"^device gpu is not known"):
         run_training(spec, tmp_path / "other", device="gpu")
+
+
+def test_python_shows_progress_and_writes_metrics_with_no_log_attached(
+    recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_training(recipe_file, tmp_path / "shown", overrides=["training.steps=6"], device="cpu")
+    assert "step 6/6  train loss" in capsys.readouterr().out.replace("  6/", " 6/")
+    spec = load(recipe_file, ["training.steps=6"])
+    trainer = build.trainer(spec, tmp_path / "bare", World(), build.corpus(spec))
+    trainer.run()
+    assert curve(tmp_path / "bare") == curve(tmp_path / "shown")
+
+
+def test_numbers_that_cannot_be_compared_and_other_learning_rates_are_told(
+    recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dynamic = "objective={kind: elbo, steps: null, weighting: dynamic}"
+    assert train(recipe_file, tmp_path / "a", dynamic, "training.steps=8") == 0
+    said = capsys.readouterr().out
+    assert "valid NELBO is the bound itself: the two cannot be compared" in said
+    assert "valid NELBO " in said
+    assert "training.steps was" not in said
+    for before, now in ((8, 12), (24, 12)):  # more steps, or fewer
+        out = tmp_path / f"{before}-{now}"
+        assert train(recipe_file, out, "training.steps=8") == 0
+        assert "cannot be compared" not in capsys.readouterr().out
+        (out / "recipe.yaml").write_text(dumps(load(recipe_file, [f"training.steps={before}"])))  # as if stopped at 8
+        assert train(recipe_file, out, f"training.steps={now}") == 0
+        was, is_now = (learning_rate(load(recipe_file, [f"training.steps={n}"]).training, 8) for n in (before, now))
+        said = capsys.readouterr().out
+        assert said.count("training.steps was") == 1
+        assert f"was {before} and is {now}: the learning rate now reaches its lowest at step {now} " in said
+        assert f"(at step 9 it is {is_now:.2e}, before it was {was:.2e})" in said

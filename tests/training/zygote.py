@@ -2,13 +2,14 @@
 
 Reads one JSON request a line and answers each with the exit codes of its processes:
 {"argv": […], "ranks": 2, "log": file, "after": seconds to SIGKILL, "operation": n-th file operation to die at,
- "signal": [file whose appearance with content is waited for, number], "imports": [modules to import once for all]}.
+ "quota": largest size of a file, "signal": [file whose appearance with content is waited for, number], "imports": [modules to import once for all]}.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -66,6 +67,8 @@ def child(request: dict[str, Any], rank: int, port: int) -> None:
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
         }
+    if request.get("quota"):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (request["quota"], request["quota"]))
     if request.get("operation") and rank == 0:
         die_at(request["operation"])
     try:
@@ -110,8 +113,8 @@ def serve(request: dict[str, Any]) -> list[int]:
             told = True
             for pid in running:
                 os.kill(pid, request["signal"][1])
-        # One dead rank ends the others, as torchrun would.
-        failed = any(codes[pid] != 0 for pid in children)
+        # One dead rank ends the others, as torchrun would; those that were told what failed end by themselves.
+        failed = any(codes[pid] not in (0, 2) for pid in children)
         if running and (failed or spent > request.get("after", 240)):
             for pid in running:
                 os.kill(pid, signal.SIGKILL)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -41,6 +41,7 @@ from scdd.training.parallel import LossModule, Parallel, World
 from scdd.training.resume import Checkpoints
 from scdd.training.trainer import Trainer
 from scdd.training.validate import validate
+from scdd.training.verify import sound_meta
 
 if TYPE_CHECKING:
     from scdd.data.pairs import PairBlocks
@@ -169,6 +170,23 @@ def trainer(
     minimised = own or objective(spec, vocab, net.width)
     if checkpoint is not None:
         _take_over(checkpoint, net, minimised, spec)
+    _make_ready(net, spec)
+    module = LossModule(net, minimised, world.size, training.grow_attention).to(world.device)
+    compile = training.compile and world.device.type == "cuda"
+    parallel = Parallel(module, world, compile, training.cuda_graphs)
+    with at("data"):
+        blocks = data.blocks(data.train)
+    with at("training"):
+        rank = Rank(world.rank, world.size)
+        loader = Loader(blocks, training.batch_size, spec.seed, rank, world.device)
+    checkpoints = Checkpoints(run, _identity(spec, data, net, minimised), world, training.keep_last)
+    validation = _validation(spec, data, parallel)
+    return Trainer(parallel, loader, checkpoints, training, spec.seed, validation)
+
+
+def _make_ready(net: Network, spec: Recipe) -> None:
+    """What training asks of the network besides its weights: what is frozen, seen, kept and added."""
+    training, prism = spec.training, isinstance(spec.objective, PrismOptions)
     if isinstance(spec.objective, PrismOptions) and spec.objective.freeze:
         if not training.start_from:
             raise UserError(
@@ -176,7 +194,12 @@ def trainer(
                 "training.start_from, or set objective.freeze to false."
             )
         net.requires_grad_(False)
-    _require_lookahead(spec, net)
+    for name, value in (("objective.ar_share", spec.objective), ("training.grow_attention", training)):
+        if getattr(value, name.partition(".")[2], 0) and (net.causal or not hasattr(net, "lookahead")):
+            raise UserError(
+                f"{name} needs a two-sided network that can be told how far to look: use one of kind llama, or set "
+                f"{name} to 0."
+            )
     if training.recompute:
         if not hasattr(net, "recompute"):
             raise UserError(
@@ -186,49 +209,26 @@ def trainer(
     if training.lora is not None:
         from scdd.training.lora import adapt
 
-        if isinstance(spec.objective, PrismOptions):
+        if prism:
             raise UserError("training.lora adapts a denoiser, and objective.kind prism trains a head: choose one.")
         with at("training"):
             adapt(net, training.lora, torch.Generator().manual_seed(derive_seed(spec.seed, "lora") >> 1))
     net.compute_dtype = torch.bfloat16 if training.precision == "bf16" else None
-    module = LossModule(net, minimised, world.size, training.grow_attention).to(world.device)
-    compile = training.compile and world.device.type == "cuda"
-    parallel = Parallel(module, world, compile, training.cuda_graphs)
-    with at("data"):
-        blocks = data.blocks(data.train)
-    with at("training"):
-        rank = Rank(world.rank, world.size)
-        loader = Loader(blocks, training.batch_size, spec.seed, rank, world.device)
+
+
+def _identity(spec: Recipe, data: Corpus, net: Network, minimised: Objective) -> Identity:
+    """What the run's checkpoints say of themselves."""
+    vocab = data.tokenizer.vocab
     # A process that is not the recipe's: checkpoints say so, and are not loaded without it.
     named = repr(minimised.process) == repr(make_process(spec.process, vocab))
     template = {} if data.chat_template is None else {CHAT_TEMPLATE: data.chat_template}
-    identity = Identity(
+    return Identity(
         recipe=dumps(spec),
         vocab=vocab,
         tokenizer=data.tokenizer.to_str(),
         network=net.description(),
         extra={**template, **({} if named else {FOREIGN: repr(minimised.process)})},
     )
-    checkpoints = Checkpoints(run, identity, world, training.keep_last)
-    validation = _validation(spec, data, parallel)
-    return Trainer(parallel, loader, checkpoints, training, spec.seed, validation)
-
-
-def _require_lookahead(spec: Recipe, net: Network) -> None:
-    """Some options need a network that can be told how far to look."""
-    wanted = [
-        name
-        for name, value in (
-            ("objective.ar_share", getattr(spec.objective, "ar_share", 0)),
-            ("training.grow_attention", spec.training.grow_attention),
-        )
-        if value
-    ]
-    if wanted and (net.causal or not hasattr(net, "lookahead")):
-        raise UserError(
-            f"{wanted[0]} needs a two-sided network that can be told how far to look: use one of kind llama, "
-            f"or set {wanted[0]} to 0."
-        )
 
 
 def _validation(spec: Recipe, data: Corpus, parallel: Parallel) -> Callable[[], Estimate] | None:
@@ -251,10 +251,10 @@ def _network(
 ) -> tuple[Network, Bundle | None]:
     """(The run's network, the checkpoint whose weights it is to start from)."""
     vocab, start, causal = tokenizer.vocab, spec.training.start_from, spec.process.kind == "ar"
-    last = bundle.newest_checkpoint(run)
-    if own is None and last is not None and start is not None:
+    said = sound_meta(run) if own is None and start is not None else None
+    if said is not None:
         # A run that goes on has its own weights, and needs only to know its network.
-        return make_network(bundle.meta(last)["network"], vocab), None
+        return make_network(said["network"], vocab), None
     checkpoint = None if start is None else bundle.read(start)
     if checkpoint is not None:
         checkpoint.check(vocab, tokenizer.to_str() if checkpoint.tokenizer is not None else None)

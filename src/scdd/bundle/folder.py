@@ -39,6 +39,7 @@ CARD = "README.md"  # a model card: for people and the Hub, never needed to load
 CHECKPOINTS = "checkpoints"  # of a run: checkpoints/step-00005000, …
 CURE = "take the folder again from where it came, or use an older checkpoint"
 _STEP = re.compile(r"step-\d+")
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,8 +154,11 @@ def staged(folder: str | Path) -> Iterator[Path]:
     try:
         yield temporary
         _sync(temporary)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
+        # A full disk, as safetensors tells it, becomes what everything else raises then.
+        if isinstance(error, safetensors.SafetensorError) and (told := _OS_ERROR.search(str(error))):
+            raise OSError(int(told[1]), os.strerror(int(told[1])), str(target)) from error
         raise
     if target.exists():
         shutil.rmtree(previous, ignore_errors=True)
@@ -164,11 +168,11 @@ def staged(folder: str | Path) -> Iterator[Path]:
     shutil.rmtree(previous, ignore_errors=True)
 
 
-def checkpoints(run: str | Path) -> list[Path]:
-    """The complete checkpoints of a run, oldest first."""
-    folders = Path(run, CHECKPOINTS).glob("step-*")
-    complete = [each for each in folders if _STEP.fullmatch(each.name) and (each / META).is_file()]
-    return sorted(complete, key=lambda each: int(each.name.removeprefix("step-")))
+def checkpoints(run: str | Path, complete: bool = True) -> list[Path]:
+    """The complete checkpoints of a run, oldest first; without `complete` every folder with such a name."""
+    folders = [each for each in Path(run, CHECKPOINTS).glob("step-*") if _STEP.fullmatch(each.name)]
+    found = [each for each in folders if ((each / META).is_file() if complete else each.is_dir())]
+    return sorted(found, key=lambda each: int(each.name.removeprefix("step-")))
 
 
 def newest_checkpoint(run: str | Path) -> Path | None:

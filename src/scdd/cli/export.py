@@ -66,7 +66,7 @@ def kept_files(out: Path, force: bool) -> list[Path]:
     """What lies in `out` beside a model's own files and shall stay; refuses what must not be replaced."""
     from scdd.bundle.folder import FILES, META, WEIGHTS
     from scdd.bundle.huggingface import WRITTEN, is_written
-    from scdd.training.resume import RESUME
+    from scdd.training.verify import RESUME
 
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return []

@@ -78,6 +78,7 @@ class LazyGroup(TyperGroup):
     """Knows its verbs by the table, and imports only the one that is called."""
 
     running: Any = None  # the verb's own command, once it is known
+    verb: str = ""  # its name
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -88,24 +89,27 @@ class LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The verb itself, imported now."""
         name, command, rest = super().resolve_command(ctx, args)
+        self.verb = name or ""
         self.running = command if name is None else import_verb(name)
         return name, self.running, rest
 
 
 def import_verb(name: str) -> Any:
     """The command that a verb's file defines."""
-    try:
-        module = import_module(f"scdd.cli.{name}")
-    except ModuleNotFoundError as error:
-        extra = VERBS[name].extra
-        if extra is None or (error.name or "scdd").partition(".")[0] == "scdd":
-            raise
-        raise UserError(f"scdd {name} needs {error.name}: pip install 'scdd[{extra}]'.") from error
+    module = import_module(f"scdd.cli.{name}")
     if isinstance(getattr(module, "app", None), typer.Typer):
         return typer.main.get_command(module.app)
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
     app.command(name)(getattr(module, name))
     return typer.main.get_command(app)
+
+
+def missing(error: ModuleNotFoundError, verb: str) -> UserError | None:
+    """What to install, where a verb lacks one of its optional packages, at its import or as it runs; None for a bug."""
+    extra = VERBS[verb].extra if verb in VERBS else None
+    if extra is None or (error.name or "scdd").partition(".")[0] == "scdd":
+        return None
+    return UserError(f"scdd {verb} needs {error.name}: pip install 'scdd[{extra}]'.")
 
 
 def as_typed(error: UserError, command: Any, words: Sequence[str]) -> UserError:
@@ -151,6 +155,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             group(args=argv, prog_name="scdd")
         except SystemExit as stop:
             return stop.code if isinstance(stop.code, int) else 0
+        except ModuleNotFoundError as error:
+            lacking = missing(error, getattr(group, "verb", ""))
+            if lacking is None:
+                raise
+            raise lacking from error
         finally:
             flush()
     except UserError as error:

@@ -6,10 +6,7 @@ import ipaddress
 import math
 from typing import TYPE_CHECKING, Annotated
 
-import fastapi  # noqa: F401  (said here, so that a missing extra is named before the model is loaded)
-import prometheus_client  # noqa: F401
 import typer
-import uvicorn  # noqa: F401
 
 from scdd.cli import options as o
 from scdd.core.errors import UserError
@@ -65,7 +62,11 @@ def serve(
     if log_level not in LEVELS:
         raise UserError(f"--log-level is {log_level!r}: choose one of {', '.join(LEVELS)}.")
 
+    # first, so that a missing extra is named at once; here, so that the help needs none
+    import fastapi  # noqa: F401
+    import prometheus_client  # noqa: F401
     import torch
+    import uvicorn  # noqa: F401
 
     from scdd.serve import Limits, create_app
     from scdd.serve.guard import LOOPBACK

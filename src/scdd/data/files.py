@@ -9,7 +9,7 @@ import json
 import lzma
 import os
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -79,6 +79,29 @@ def make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"out {path} cannot be made a folder ({error.strerror}): choose another one.", "out") from error
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """One process at a time writes into an output folder; the lock dies with the process and leaves no file."""
+    try:
+        import fcntl
+    except ModuleNotFoundError:  # Windows
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(
+                f"out {folder} is in use by another process: wait for it, or choose another folder.", "out"
+            ) from error
+        except OSError:
+            pass  # some network file systems know no locks, and work all the same
+        yield
+    finally:
+        os.close(handle)
 
 
 def write_atomically(path: Path, *pieces: bytes | memoryview) -> None:

@@ -8,8 +8,6 @@ place of the next document. A rerun goes on from there: a kill costs the shard i
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +19,7 @@ from scdd.data.collect import PROGRESS, SPLITS, Collector, Journal, PrepareProgr
 from scdd.data.corpus import Source, batches, discover, documents
 from scdd.data.detokenize import detokenizer
 from scdd.data.encode import Encoder, is_valid
-from scdd.data.files import make_folder
+from scdd.data.files import locked, make_folder
 from scdd.data.options import Separator
 from scdd.data.pool import ordered_map
 from scdd.data.shards import INDEX, Shards, read_manifest, write_manifest
@@ -55,7 +53,7 @@ def prepare(job: Preparation) -> Iterator[PrepareProgress]:
     given = None if job.tokenizer is None else TextTokenizer.load(job.tokenizer)
     about = _describe(job, sources, fraction, given)
     make_folder(job.out)
-    with _locked(job.out):
+    with locked(job.out):
         if job.overwrite:
             _clear(job.out)
         if (job.out / INDEX).exists():
@@ -155,22 +153,6 @@ def _clear(out: Path) -> None:
     shards = [path for split in SPLITS for path in sorted(out.glob(f"{split}-*.bin"))]
     for path in (out / INDEX, out / PROGRESS, *shards, out / "tokenizer.json"):
         path.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _locked(out: Path) -> Iterator[None]:
-    """One preparation at a time in one folder; the lock dies with the process and leaves no file."""
-    handle = os.open(out, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UserError(
-                f"{out} is being prepared by another process: wait for it, or choose another folder."
-            ) from error
-        yield
-    finally:
-        os.close(handle)
 
 
 def _trained(job: Preparation, sources: list[Source], fraction: float) -> TextTokenizer:

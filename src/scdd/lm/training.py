@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,12 +11,14 @@ from typing import Any
 
 from scdd.assemble import training as build
 from scdd.core.errors import UserError
-from scdd.data.files import make_folder, write_atomically
+from scdd.data.files import locked, make_folder, write_atomically
 from scdd.lm.model import LM
+from scdd.objectives.options import ElboOptions, PrismOptions
 from scdd.recipe.load import dumps, from_dict, load, to_dict
 from scdd.recipe.sections import Recipe
 from scdd.training.exact import same_bits
 from scdd.training.log import Lines, Log, Sink, TensorBoard, Terminal, Wandb
+from scdd.training.optim import learning_rate
 from scdd.training.options import CHANGEABLE, TrainingOptions
 from scdd.training.parallel import World, world
 from scdd.training.trainer import Outcome, Trainer
@@ -37,15 +40,14 @@ def train(
 
     `recipe` is a file, a shipped recipe's name or a recipe at hand, and `overrides` change it ("training.steps=100").
     `network` is a module of your own, or a function that makes it for a vocabulary, in place of the recipe's.
-    The folder receives checkpoints, metrics.jsonl and whatever logs the recipe asks for; `progress` shows the numbers
-    as they come. SIGTERM and SIGINT end the run after the current step, with a checkpoint. Under torchrun every process
+    The folder receives checkpoints, metrics.jsonl and whatever logs the recipe asks for, and one process at a time may
+    train there; `progress` shows the numbers as they come. SIGTERM and SIGINT end the run after the current step, with a checkpoint. Under torchrun every process
     calls this. `scdd.load(out)` opens the result.
     """
     if isinstance(recipe, Recipe):
         spec = from_dict(to_dict(recipe), recipe.name, overrides)
     else:
         spec = load(recipe, overrides)
-    _require_same_recipe(spec, Path(out))
     try:
         return _run(spec, Path(out), network, device, progress)
     except UserError as error:
@@ -54,13 +56,14 @@ def train(
         raise
 
 
-def _require_same_recipe(spec: Recipe, out: Path) -> None:
-    """Refuse to go on in the folder of another recipe, and name what differs."""
+def _require_same_recipe(spec: Recipe, out: Path) -> Recipe | None:
+    """The recipe of the run that is in the folder; another one than ours is refused, naming what differs."""
     if not (out / "recipe.yaml").is_file():
         if (out / "checkpoints").is_dir():
             raise UserError(f"{out} holds checkpoints but no recipe.yaml: restore it, or use another folder.")
-        return
-    before, now = _leaves(to_dict(load(out / "recipe.yaml"))), _leaves(to_dict(spec))
+        return None
+    earlier = load(out / "recipe.yaml")
+    before, now = _leaves(to_dict(earlier)), _leaves(to_dict(spec))
     changeable = {f"training.{name}" for name in CHANGEABLE}
     differing = [
         f"{key} ({before.get(key, 'absent')} → {now.get(key, 'absent')})"
@@ -72,6 +75,7 @@ def _require_same_recipe(spec: Recipe, out: Path) -> None:
             f"{out} holds a run of another recipe, which differs in {', '.join(differing)}: "
             "use the same settings to resume it, or another folder."
         )
+    return earlier
 
 
 def _leaves(tree: Any, path: str = "") -> dict[str, Any]:
@@ -82,8 +86,9 @@ def _leaves(tree: Any, path: str = "") -> dict[str, Any]:
 
 def _run(spec: Recipe, out: Path, network: build.OwnNetwork | None, device: str | None, progress: bool) -> Outcome:
     """Train to the end, in this process or as one of torchrun's."""
-    with same_bits(spec.training.deterministic), world(spec.training.parallel, device) as here:
-        log, fresh = Log(), not (out / "tokenizer.json").exists()
+    with same_bits(spec.training.deterministic), world(spec.training.parallel, device) as here, _alone(out, here):
+        log, earlier = Log(), _require_same_recipe(spec, out)
+        here.wait()  # until all have read it: rank 0 writes it anew
         try:
             data = _data(spec, out, here)
             trainer = build.trainer(spec, out, here, data, own_network=network)
@@ -94,17 +99,35 @@ def _run(spec: Recipe, out: Path, network: build.OwnNetwork | None, device: str 
                 write_atomically(out / "recipe.yaml", dumps(spec).encode())
                 trainer.log = log = _log(spec, out, trainer.step, progress)
                 _greet(log, spec, resumed, trainer)
-                for notice in data.notices:
+                for notice in (*trainer.notices, *_changes(spec, earlier, trainer), *data.notices):
                     log.text(trainer.step, "notice", notice)
             outcome = trainer.run()
             log.text(outcome.step, "notice", _farewell(outcome, spec))
             return outcome
-        except (UserError, OSError):
-            if here.is_main and fresh:
-                _forget(out)
-            raise
         finally:
             log.close()
+
+
+@contextmanager
+def _alone(out: Path, here: World) -> Iterator[None]:
+    """No other process trains in the folder meanwhile; a start that is refused leaves nothing behind."""
+    missing = [folder for folder in (out, *out.parents) if not folder.exists()]
+    fresh = False
+    with ExitStack() as held:
+
+        def enter() -> None:
+            nonlocal fresh
+            make_folder(out)
+            held.enter_context(locked(out))
+            fresh = not (out / "tokenizer.json").exists()
+
+        here.on_main(enter)
+        try:
+            yield
+        except (UserError, OSError):
+            if fresh:
+                _forget(out, missing)
+            raise
 
 
 def _data(spec: Recipe, out: Path, here: World) -> build.Corpus:
@@ -113,7 +136,6 @@ def _data(spec: Recipe, out: Path, here: World) -> build.Corpus:
     known, template = map(_text, files)
     if here.is_main:
         data = build.corpus(spec, known, verify=True, chat_template=template)
-        make_folder(out)
         if template is None and data.chat_template is not None:
             write_atomically(files[1], data.chat_template.encode())
         if known is None:
@@ -137,12 +159,13 @@ def _sampler(spec: Recipe, data: build.Corpus, trainer: Trainer) -> Callable[[],
     return lambda: [sample.text for sample in lm.generate(SAMPLES, seed=spec.seed)]
 
 
-def _forget(out: Path) -> None:
-    """Take back the tokenizer of a run that was refused before it began: another text would be read with it."""
+def _forget(out: Path, made: list[Path]) -> None:
+    """Take back the tokenizer of a run that was refused before it began (another text would be read with it), and the
+    folders that were made for it."""
     if out.is_dir() and not (out / "recipe.yaml").is_file():
         (out / "tokenizer.json").unlink(missing_ok=True)
         (out / CHAT_TEMPLATE).unlink(missing_ok=True)
-        for folder in (out / "checkpoints", out):
+        for folder in (out / "checkpoints", out, *made):
             if folder.is_dir() and not any(folder.iterdir()):
                 folder.rmdir()
 
@@ -157,6 +180,22 @@ def _log(spec: Recipe, out: Path, step: int, progress: bool) -> Log:
     if progress:
         sinks.append(Terminal(training.steps, step))  # last: it shows what the files already hold
     return Log(*sinks)
+
+
+def _changes(spec: Recipe, earlier: Recipe | None, trainer: Trainer) -> Iterator[str]:
+    """What the user should know of a run that goes on otherwise than it began, and of its numbers."""
+    aim = spec.objective
+    if isinstance(aim, PrismOptions) or (isinstance(aim, ElboOptions) and (aim.weighting != "elbo" or aim.ar_share)):
+        yield "train loss has the objective's weights, valid NELBO is the bound itself: the two cannot be compared"
+    now = spec.training
+    if earlier is None or earlier.training.steps == now.steps or not 0 < trainer.step < now.steps:
+        return
+    if now.final_fraction < 1:
+        was, is_now = (learning_rate(options, trainer.step) for options in (earlier.training, now))
+        yield (
+            f"training.steps was {earlier.training.steps} and is {now.steps}: the learning rate now reaches its lowest at "
+            f"step {now.steps} (at step {trainer.step + 1} it is {is_now:.2e}, before it was {was:.2e})"
+        )
 
 
 def _greet(log: Log, spec: Recipe, resumed: Path | None, trainer: Trainer) -> None:

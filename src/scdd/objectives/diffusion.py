@@ -58,7 +58,7 @@ class DiffusionObjective(Objective):
     ) -> Loss:
         """The training loss at times drawn for this part."""
         times = self.times.draw(part, tokens.device)
-        loss = self._at(network, tokens, documents, part, learnt, times, self.options.weighting == "dynamic")
+        loss = self._at(network, tokens, documents, part, learnt, times, self.options.weighting)
         self.times.density.observe(times, loss.nats / (times.weight * loss.tokens).clamp(min=1e-300))
         return loss
 
@@ -72,7 +72,7 @@ class DiffusionObjective(Objective):
     ) -> Loss:
         """An unbiased draw of the NELBO; where tokens are given, of the others' given those."""
         times = self.reported.draw(part, tokens.device)
-        return self._at(network, tokens, documents, part, learnt, times, dynamic=False)
+        return self._at(network, tokens, documents, part, learnt, times, "elbo")
 
     def _at(
         self,
@@ -82,14 +82,14 @@ class DiffusionObjective(Objective):
         part: BatchSlice,
         learnt: Learnt | None,
         times: Times,
-        dynamic: bool,
+        weighting: str,
     ) -> Loss:
         prepare = self._compiled if self._compiled is not None and tokens.is_cuda else self._noised
         source = part.keyed("corrupt", tokens.device)
         numbers = uniforms(tokens.shape, source), integers(self.process.vocab.K, tokens.shape, source)
         positions = positions_of(part, tokens.shape[1], learnt)
         real = counted(tokens, documents, learnt)
-        z_t, rows = prepare(tokens, real, times, numbers, positions, dynamic)
+        z_t, rows = prepare(tokens, real, times, numbers, positions, weighting)
         # Given tokens have rows of their noised state too, of weight 0 as padding has: no coefficient is out of its range.
         hidden = network.hidden(shown(z_t, tokens, learnt), times.t, documents)
         total, losses = elbo(hidden.flatten(0, 1), network.head, tokens.flatten(), z_t.flatten(), rows, impl=self.impl)
@@ -102,14 +102,14 @@ class DiffusionObjective(Objective):
         times: Times,
         numbers: tuple[Tensor, Tensor],
         positions: int | Tensor,
-        dynamic: bool,
+        weighting: str,
     ) -> tuple[Tensor, ElboCoefficients]:
         """(z_t, rows scaled to the mean over `positions` and flattened); `real` is 1 at tokens that count, 0 elsewhere."""
         z_t = self.process.corrupt_by(tokens, times.t, *numbers)
-        if dynamic:
-            rows = self.process.dynamic_coefficients(tokens, z_t, times.t)
-        else:
+        if weighting == "elbo":
             rows = self.process.elbo_coefficients(tokens, z_t, times.t, times.s)
+        else:
+            rows = self.process.weighted_coefficients(tokens, z_t, times.t, weighting)
         return z_t, rows.scaled(times.weight[:, None] * real / positions).flatten(tokens.shape)
 
     def end_step(self, reduce: Reduce) -> None:

@@ -68,8 +68,9 @@ class ElboOptions(Options):
     kind: Literal["elbo"] = field(default="elbo", kw_only=True, repr=False)
     steps: Count | None = 1000
     """Number T of discrete steps in the bound (the paper: 1000); null is continuous time."""
-    weighting: Literal["elbo", "dynamic"] = "elbo"
-    """elbo: the bound itself; dynamic: GIDD+'s weights (2 on masks, 1 on noise, almost 0 on clean tokens), with steps null."""
+    weighting: Literal["elbo", "gidd+", "scdd+", "dynamic"] = "elbo"
+    """elbo: the bound itself; the others weigh masks by 2, noise by 1 and clean tokens by almost 0, with steps null: gidd+ GIDD's
+    divergence, as published; scdd+ SCDD's, which at a mask is 1/γ_t times as much; dynamic the process's own of the two."""
     times: TimesOptions = UniformTimesOptions()
     """How times are drawn."""
     ar_share: ShareBelowOne = 0.0
@@ -78,9 +79,9 @@ class ElboOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.weighting == "dynamic" and self.steps is not None:
+        if self.weighting != "elbo" and self.steps is not None:
             raise OptionError(
-                f"weighting dynamic weighs rates, and steps is {self.steps}: set steps to null, or weighting to elbo.",
+                f"weighting {self.weighting} weighs rates, and steps is {self.steps}: set steps to null, or weighting to elbo.",
                 "steps",
             )
 

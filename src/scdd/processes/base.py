@@ -152,9 +152,12 @@ class Process(ABC):
             return elbo.discrete_coefficients(self.kernel(z_t, s, t), at_s, at_t, self._relation(x, z_t, at_t))
         return self._divergences(x, z_t, t, elbo.continuous_weights)
 
-    def dynamic_coefficients(self, x: Tensor, z_t: Tensor, t: Time) -> ElboCoefficients:
-        """The divergences of `elbo_coefficients` in continuous time under GIDD+'s dynamic weights: no ELBO, but bounded."""
-        return self._divergences(x, z_t, t, elbo.dynamic_weights)
+    def weighted_coefficients(self, x: Tensor, z_t: Tensor, t: Time, weighting: str) -> ElboCoefficients:
+        """The divergences of `elbo_coefficients` in continuous time under weights of that name (`elbo.WEIGHTS`).
+
+        But for "elbo" they are bounded, and the loss is no ELBO.
+        """
+        return self._divergences(x, z_t, t, elbo.WEIGHTS[weighting])
 
     def _divergences(self, x: Tensor, z_t: Tensor, t: Time, weights: elbo.Weights) -> ElboCoefficients:
         at = self._aligned(self.inside(t), z_t)

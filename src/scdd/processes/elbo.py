@@ -13,7 +13,7 @@ from torch import Tensor
 
 from scdd.core import ElboCoefficients, Kernel, Levels
 
-MASKED, NOISED, MOST = 2.0, 1.0, 2.0  # GIDD+'s weights on masked and on noised tokens, and their cap
+MASKED, NOISED, MOST = 2.0, 1.0, 2.0  # bounded weights on masked and on noised tokens, and their cap
 
 
 class Relation(NamedTuple):
@@ -72,15 +72,40 @@ def continuous_weights(rates: Kernel, at: Levels, relation: Relation) -> tuple[T
     return flow * relation.inverse * share, flow * relation.inverse
 
 
-def dynamic_weights(rates: Kernel, at: Levels, relation: Relation) -> tuple[Tensor, Tensor]:
-    """GIDD+'s weights: 2 on masked tokens, 1 on noised ones, and on clean ones what the ELBO gives beside a noised one.
+def gidd_plus_weights(rates: Kernel, at: Levels, relation: Relation) -> tuple[Tensor, Tensor]:
+    """GIDD+ as published: bounded weights on KL(q_t(·|x) ‖ q_t(·|x_θ)) + IS, where the KL over all V ids is γ_t·KL(f_t)."""
+    weight = _bounded(at, relation)
+    return weight * at.gamma, weight
 
-    That last ratio is (1 − ρ_t)/(K·ρ_t), about B/K for `eq:gidd-noise`; all is capped at 2.
+
+def scdd_plus_weights(rates: Kernel, at: Levels, relation: Relation) -> tuple[Tensor, Tensor]:
+    """The same bounded weights on SCDD's own divergence, KL(f_t) + IS: 1/γ_t times GIDD+'s at a mask."""
+    weight = _bounded(at, relation)
+    return weight, weight
+
+
+def dynamic_weights(rates: Kernel, at: Levels, relation: Relation) -> tuple[Tensor, Tensor]:
+    """The bounded weights on the divergence that each process has by itself: gidd+ for GIDD, scdd+ for SCDD and MDLM."""
+    weight, (_, share) = _bounded(at, relation), _flow(rates, at)
+    return weight * share, weight
+
+
+WEIGHTS: dict[str, Weights] = {
+    "elbo": continuous_weights,
+    "dynamic": dynamic_weights,
+    "gidd+": gidd_plus_weights,
+    "scdd+": scdd_plus_weights,
+}
+"""By name, and defined for every process: two processes of one schedule have the same loss under "gidd+", and under "scdd+"."""
+
+
+def _bounded(at: Levels, relation: Relation) -> Tensor:
+    """2 on masked tokens, 1 on noised ones, and on clean ones what the ELBO gives beside a noised one, at most 2.
+
+    That last ratio is (1 − ρ_t)/(K·ρ_t), about B/K for `eq:gidd-noise`.
     """
     clean = (at.one_minus_rho / (relation.K * at.rho)).clamp(max=MOST)
-    weight = torch.where(relation.same, clean, torch.where(relation.visible, NOISED, MASKED))
-    _, share = _flow(rates, at)
-    return weight * share, weight
+    return torch.where(relation.same, clean, torch.where(relation.visible, NOISED, MASKED))
 
 
 def _log_signal(at: Levels, K: int) -> Tensor:

@@ -13,7 +13,7 @@ from scdd.processes.base import Process, Time, hazard_rate, survival_ratio
 
 @final
 class GIDD(Process):
-    """The generalised interpolating process, `eq:gidd_forward2`; its + is a weighting (`dynamic_coefficients`).
+    """The generalised interpolating process, `eq:gidd_forward2`; its + is a weighting (`weighted_coefficients`).
 
     `pro:gidd-ours`: with α = ρ·γ and β·π = γ(1 − ρ)u + (1 − γ)m (`eq:giddreparam`) this is GIDD as its authors write
     it, `eq:gidd-marginal`, `eq:gidd-forward` with `eq:gidd-params`, and `eq:gidd-rate`.

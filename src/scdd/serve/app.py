@@ -27,9 +27,10 @@ REFUSED: dict[int | str, dict[str, Any]] = {
         401: "The token is missing or wrong.",
         403: "The host name, or the page that asks, is not this server's.",
         404: "There is no such model.",
+        408: "The request was not complete in time.",
         413: "The body is too large.",
-        429: "The queue is full: try again after Retry-After seconds.",
-        503: "The server is shutting down.",
+        429: "The queue is too long: try again after Retry-After seconds.",
+        503: "The server is shutting down, or has as many connections as it can.",
         504: "The time limit has passed.",
     }.items()
 }

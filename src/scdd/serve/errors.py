@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from scdd.core.errors import UserError
 
 log = logging.getLogger("scdd.serve")
+TASKS = ("generate", "infill", "correct")
 LONGEST = 300  # characters of a message, which may quote what was sent
 
 
@@ -54,9 +55,11 @@ class ApiError(Exception):
         return JSONResponse(self.body, self.status, self.headers)
 
 
-def busy(retry_after: int) -> ApiError:
-    """The queue is full."""
-    message = f"The server is busy: try again in {retry_after} s."
+def busy(waiting: int, retry_after: int) -> ApiError:
+    """The queue is full, or too long for an answer in time."""
+    message = (
+        f"The server is busy: {waiting} {'job' if waiting == 1 else 'jobs'} in the queue; try again in {retry_after} s."
+    )
     headers = {"Retry-After": str(retry_after)}
     return ApiError(429, message, "rate_limit_error", code="rate_limit_exceeded", headers=headers)
 
@@ -65,6 +68,19 @@ def late(seconds: float) -> ApiError:
     """The time limit has passed."""
     message = f"The answer was not ready within {seconds:g} s: ask for fewer steps, tokens or texts."
     return ApiError(504, message, "timeout_error", code="timeout")
+
+
+def unfinished() -> ApiError:
+    """The request has not come in time."""
+    message = "The request was not complete in time: send its head and its body without a pause."
+    return ApiError(408, message, "timeout_error", code="request_timeout")
+
+
+def full() -> ApiError:
+    """No connection is left, and each is in use."""
+    headers = {"Retry-After": "5", "Connection": "close"}
+    message = "The server has as many connections as it can: try again in 5 s."
+    return ApiError(503, message, "server_error", code="too_many_connections", headers=headers)
 
 
 def stopping() -> ApiError:
@@ -79,12 +95,16 @@ def as_api_error(error: BaseException) -> ApiError:
     if isinstance(error, UserError):
         return ApiError(400, short(str(error)), param=error.option, code="invalid_value")
     if isinstance(error, RequestValidationError):
-        message, param = explain(error.errors())
+        message, param = explain(error.errors(), error.body)
         return ApiError(400, message, param=param, code="invalid_value")
     if isinstance(error, HTTPException):
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
-        headers = dict(error.headers) if error.headers else None
-        return ApiError(error.status_code, str(error.detail), code=code, headers=headers)
+        headers = dict(error.headers) if error.headers else {}
+        said = {
+            404: "There is nothing here: /docs lists what there is.",
+            405: f"This place does not take that method: use {headers.get('Allow', 'another')}.",
+        }.get(error.status_code, str(error.detail))
+        return ApiError(error.status_code, said, code=code, headers=headers)
     log.error("A request failed", exc_info=error)
     return ApiError(500, "The server made a mistake; its log says which.", "server_error", code="internal_error")
 
@@ -99,19 +119,35 @@ def install(app: FastAPI) -> None:
         app.add_exception_handler(kind, answer)
 
 
-def explain(errors: Sequence[Any]) -> tuple[str, str | None]:
-    """(One sentence, the field's name) for the first mistake."""
+def explain(errors: Sequence[Any], body: Any = None) -> tuple[str, str | None]:
+    """(One sentence, the field's name) for the first mistake. `body`: as it was read; bytes, if it was not read as JSON."""
     first = errors[0]
     if first["type"] == "json_invalid":
         return "The body is not valid JSON.", None
     field = _field(first)
+    if field is None and (isinstance(body, bytes) or first["type"] == "missing"):
+        return "There is no JSON body: send one, with the header Content-Type: application/json.", None
+    if field is None and not isinstance(body, dict):
+        return 'The body is no JSON object: send one, as in {"prompt": "…"}.', None
     # A choice of types gives an error for each of them; the last one knows most about an object's inside.
     found = [error for error in errors if _field(error) == field]
     best = next((error for error in reversed(found) if error["type"] != "string_type"), first)
-    last = str(best["loc"][-1])
-    inside = len(best["loc"]) > 2 and last.isidentifier() and last not in ("str", "int", "float", "bool")
+    place = _place(best)
+    last = place[-1] if place else ""
+    inside = len(place) > 1 and last.isidentifier() and last not in ("str", "int", "float", "bool")
     param = f"{field}.{last}" if field and inside else field
-    message = short(str(best["msg"]).removeprefix("Value error, "))
+    match best["type"]:
+        case "missing":
+            return f"{param} is missing.", param
+        case "extra_forbidden":
+            return f"{short(str(param))} is not known here: /docs lists the fields.", param
+        case "union_tag_not_found" | "union_tag_invalid":
+            name = f"{param}.kind" if param else "task"
+            cure = best["ctx"].get("expected_tags") or "those that /docs lists"
+            return f"{name} is missing or wrong: choose one of {cure}.", param or name
+        case "model_attributes_type" | "dict_type" | "dataclass_type":
+            return f"{param}: it should be an object, {{…}}.", param
+    message = short(str(best["msg"]).removeprefix("Value error, ").replace("Input should", "it should"))
     return (f"{param}: {message}." if param else f"The body is wrong: {message}."), param
 
 
@@ -122,9 +158,15 @@ def short(message: str) -> str:
     return f"{message[: LONGEST // 3]} … {message[-2 * LONGEST // 3 :]}"
 
 
+def _place(error: Any) -> list[str]:
+    """The keys that lead to what an error is about; the task of a stream's body is none of them."""
+    place = [str(part) for part in error["loc"] if part != "body"]
+    return place[1:] if place[:1] and place[0] in TASKS else place
+
+
 def _field(error: Any) -> str | None:
     """The field of the body that an error is about."""
-    place = [str(part) for part in error["loc"] if part != "body"]
+    place = _place(error)
     return place[0] if place else None
 
 

@@ -56,7 +56,7 @@ class Guard:
         # HEAD is answered as GET; the HTTP server knows what was asked for and keeps the body back
         if scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}
-        passage = _Passage(receive, send, self.body, self.patience)
+        passage = _Passage(scope, receive, send, self.body, self.patience)
         start = time.monotonic()
         try:
             refusal = self._refusal(scope)
@@ -110,13 +110,17 @@ def too_large(most: int) -> ApiError:
 class _Passage:
     """One request's messages: bodies without a declared length are counted as they arrive, answers get their headers."""
 
-    def __init__(self, receive: Receive, send: Send, most: int, patience: float) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, most: int, patience: float) -> None:
         self._receive, self._send, self._most, self._patience = receive, send, most, patience
         self._total, self._over, self.begun, self.stalled, self.status = 0, False, False, False, 500
+        names = {name for name, _ in scope["headers"]}
+        # whoever asks for leave to send a body has sent nothing yet that must be read
+        self._read = b"expect" in names or names.isdisjoint((b"content-length", b"transfer-encoding"))
 
     async def receive(self) -> Message:
         """The next part of the body, or the client's leaving."""
         message = await self._receive()
+        self._read = not message.get("more_body", False)
         self._total += len(message.get("body", b""))
         if self._total > self._most:
             self._over = True  # whatever the framework makes of this, the answer is 413
@@ -125,6 +129,10 @@ class _Passage:
 
     async def send(self, message: Message) -> None:
         """The next part of the answer."""
+        # Most clients read nothing before they have sent everything, and a socket that is closed with something unread in it
+        # is reset: they would never see the answer. The connection's own deadline bounds this.
+        while not self._read and message["type"] == "http.response.start":
+            self._read = not (await self._receive()).get("more_body", False)
         if self._over:
             if message["type"] == "http.response.start":
                 await self._refuse()

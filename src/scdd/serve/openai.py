@@ -18,12 +18,13 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 
 from scdd.lm.results import Sample
-from scdd.samplers.options import SamplingOptions
 from scdd.samplers.plan import SamplingPlan
+from scdd.serve import openai_chat
 from scdd.serve.completion import Cutter, choice
 from scdd.serve.errors import ApiError, as_api_error, beyond
 from scdd.serve.jobs import Job
 from scdd.serve.openai_shapes import Choice, Completion, CompletionReply, ModelReply, ModelsReply, Usage
+from scdd.serve.replies import facts
 from scdd.serve.service import ClientGone, Service, draw_seed
 from scdd.serve.stream import HEADERS, Watched
 
@@ -48,11 +49,11 @@ class Order:
         if texts > service.limits.texts:
             raise beyond("n", f"asks for {texts} texts in all", service.limits.texts)
         self.seed = draw_seed() if body.seed is None else body.seed
-        self.stops = [body.stop] if isinstance(body.stop, str) else list(body.stop or ())
+        self.stops = body.stops
         self.suffix = body.suffix or ""
         self.after = len(service.tokens(self.suffix, "suffix"))
         self.before = [len(service.tokens(prompt, "prompt")) for prompt in self.prompts]
-        plan = service.plan(service.lm, self._chosen(), self.seed, record=record, stop=not self.suffix)
+        plan = service.plan(service.lm, body.drawing(), self.seed, record=record, stop=not self.suffix)
         self.jobs = [self._job(prompt, tokens, plan) for prompt, tokens in zip(self.prompts, self.before, strict=True)]
 
     def _prompts(self) -> list[str]:
@@ -69,15 +70,6 @@ class Order:
                 400, "prompt holds an id that is no token of this model.", param="prompt", code="invalid_value"
             )
         return [p if isinstance(p, str) else tokenizer.decode(p) for p in given]
-
-    def _chosen(self) -> dict[str, Any]:
-        """OpenAI's temperature 0 and top_p 0 mean: the likeliest token."""
-        chosen: dict[str, Any] = self.body.chosen(SamplingOptions)
-        if 0.0 in (chosen.get("temperature"), chosen.get("top_p")):
-            return {**chosen, "top_k": 1, "temperature": None, "top_p": None}
-        if "temperature" in chosen:
-            chosen["temperature"] = max(chosen["temperature"], 0.01)
-        return chosen
 
     def _job(self, prompt: str, tokens: int, plan: SamplingPlan) -> Job:
         length = tokens + self.room + self.after
@@ -108,15 +100,7 @@ class Order:
 
     def facts(self, samples: Sequence[Sample]) -> dict[str, Any]:
         """What OpenAI's shape has no place for."""
-        first = samples[0]
-        return {
-            "seed": self.seed,
-            "steps": first.steps,
-            "sampler": first.sampler,
-            "final": first.final,
-            "nfe": [sample.nfe for sample in samples],
-            "corrections": [sample.corrections for sample in samples],
-        }
+        return facts(self.seed, samples)
 
 
 def routes(service: Service, refused: dict[int | str, dict[str, Any]]) -> APIRouter:
@@ -148,6 +132,7 @@ def routes(service: Service, refused: dict[int | str, dict[str, Any]]) -> APIRou
         service.check_model(name)
         return ModelReply(id=service.name, created=born)
 
+    openai_chat.add_routes(router, service)
     return router
 
 

@@ -87,6 +87,19 @@ def of_correction(correction: Correction) -> dict[str, Any]:
     return {**correction.json(), "doubts": [token.json() for token in correction.doubts]}
 
 
+def facts(seed: int, samples: Sequence[Sample]) -> dict[str, Any]:
+    """What OpenAI's shapes have no place for."""
+    first = samples[0]
+    return {
+        "seed": seed,
+        "steps": first.steps,
+        "sampler": first.sampler,
+        "final": first.final,
+        "nfe": [sample.nfe for sample in samples],
+        "corrections": [sample.corrections for sample in samples],
+    }
+
+
 def finite(value: float) -> float | None:
     """JSON has no NaN and no infinity."""
     return value if math.isfinite(value) else None

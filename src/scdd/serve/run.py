@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import signal
 import socket
@@ -12,21 +13,30 @@ import uvicorn
 from fastapi import FastAPI
 
 from scdd.core.errors import UserError
+from scdd.serve import connections
 
 GRACE = 5.0  # seconds beyond the time limit of a request
 
 
 class Server(uvicorn.Server):
-    """Says where it listens, in place of uvicorn's own account of its start."""
+    """Says where it listens, in place of uvicorn's own account of its start, and watches over its connections."""
 
-    def __init__(self, config: uvicorn.Config, ready: Callable[[str], None] | None = None) -> None:
+    def __init__(self, config: uvicorn.Config, patience: float, ready: Callable[[str], None] | None = None) -> None:
+        """`patience`: most seconds that a client may take for anything."""
         super().__init__(config)
-        self._ready = ready
+        self._patience, self._ready = patience, ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Bind, then say so."""
+        connections.calm(asyncio.get_running_loop())
         await super().startup(sockets)
-        if self.started and self._ready is not None:
+        if not self.started:
+            return
+        for each in (sock for server in self.servers for sock in server.sockets):
+            with each.dup() as listening:  # the loop takes its batch for the length of the system's queue
+                listening.listen(connections.WAITING)
+        self._watch = asyncio.ensure_future(connections.watch(self.server_state.connections, self._patience))
+        if self._ready is not None:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
             self._ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
 
@@ -40,15 +50,18 @@ def server(
         app,
         host=host,
         port=port,
+        http=type("Connection", (connections.Connection,), {"most": connections.room()}),
+        ws="none",
         log_level=log_level,
         timeout_graceful_shutdown=int(seconds + GRACE) + 1,
         timeout_keep_alive=30,
         server_header=False,
-        backlog=256,
+        backlog=connections.BATCH,
     )
     if log_level == "info":
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
-    return Server(config, ready)
+    logging.getLogger("uvicorn.access").addFilter(connections.WITHOUT_QUERY)
+    return Server(config, seconds, ready)
 
 
 def run(app: FastAPI, host: str, port: int, log_level: str, ready: Callable[[str], None]) -> None:

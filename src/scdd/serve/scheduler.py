@@ -69,7 +69,7 @@ class Scheduler:
             ahead, own = self._ahead(), self._pace * sum(job.cost for job in jobs)
             if full or own <= SURE * self.limits.seconds < ahead + own:
                 self.meters.rejected.inc()
-                raise busy(min(60, max(1, math.ceil(ahead / 2))))
+                raise busy(len(self._pending), min(60, max(1, math.ceil(ahead / 2))))
             self._pending.extend(jobs)
             self._changed.notify_all()
 

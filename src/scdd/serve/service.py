@@ -198,6 +198,8 @@ class Service:
         futures = [asyncio.wrap_future(job.future) for job in jobs]
         left: asyncio.Future[Any] = asyncio.ensure_future(gone(request))
         answer: asyncio.Future[Any] = asyncio.gather(*futures)
+        # looked at, also where nobody waits for it any more: the loop would complain in the log
+        answer.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
             remaining = jobs[0].arrived + self.limits.seconds - time.monotonic()
             await asyncio.wait({answer, left}, timeout=max(0.0, remaining), return_when=asyncio.FIRST_COMPLETED)

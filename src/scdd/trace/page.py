@@ -34,10 +34,16 @@ def page(
         "tokens": {i: tokenizer.token(i) for i in sorted(ids)},
         "samples": [{"label": name, **_facts(sample), **_frames(one)} for name, sample, one in recorded],
     }
-    # "</" inside a script element would end it
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("</", "<\\/")
     template = files("scdd.trace").joinpath("template.html").read_text(encoding="utf-8")
-    return template.replace(MARK, text)
+    return template.replace(MARK, in_script(data))
+
+
+def in_script(data: Any) -> str:
+    """JSON for the inside of a script element; any page with data in it takes it from here.
+
+    `</script` would end the element there, and `<!--<script` keep it from ending at all: no < may stay.
+    """
+    return json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def player(sample: Sample | Correction, tokenizer: TextTokenizer, title: str = "", height: int = 620) -> str:

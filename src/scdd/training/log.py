@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from scdd.core import UserError
+from scdd.core.errors import reason
+from scdd.data.files import write_atomically
 
 METRICS = "metrics.jsonl"
 Values = Mapping[str, float]
@@ -57,35 +58,54 @@ class Lines(Sink):
     """metrics.jsonl: one JSON object a line. Resuming drops the lines that the resumed run will write again."""
 
     def __init__(self, run: Path, step: int = 0) -> None:
-        path = run / METRICS
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text("".join(f"{line}\n" for line in lines if _step(line) <= step), encoding="utf-8")
-        os.replace(temporary, path)
-        self._file = path.open("a", encoding="utf-8")
+        self._path = run / METRICS
+        before = self._path.read_bytes() if self._path.exists() else b""
+        kept = b"".join(line + b"\n" for line, found in _lines(before) if found["step"] <= step)
+        if kept != before:
+            write_atomically(self._path, kept)
+        self._file = self._path.open("ab", buffering=0)  # written at once: a killed run keeps what it measured
 
     def numbers(self, step: int, values: Values) -> None:
-        """Flushed at once: a killed run keeps what it measured."""
-        self._file.write(json.dumps({"step": step, **values}) + "\n")
-        self._file.flush()
+        """One line."""
+        self._write(json.dumps({"step": step, **values}))
 
     def text(self, step: int, name: str, text: str) -> None:
         """Samples are kept beside the numbers; notices are for people."""
         if name != "notice":
-            self._file.write(json.dumps({"step": step, name: text}, ensure_ascii=False) + "\n")
-            self._file.flush()
+            self._write(json.dumps({"step": step, name: text}, ensure_ascii=False))
+
+    def _write(self, line: str) -> None:
+        left = memoryview(f"{line}\n".encode(errors="replace"))
+        try:
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError as error:  # a full disk, most likely: say which file it was
+            raise OSError(error.errno, error.strerror, str(self._path)) from error
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
 
-def _step(line: str) -> float:
-    """The step of a line; infinite for one that a kill cut short."""
+def read_metrics(run: Path) -> list[dict[str, Any]]:
+    """What a run has measured so far, a dictionary a line; empty where nothing is written down."""
+    path = run / METRICS
+    return [found for _, found in _lines(path.read_bytes())] if path.is_file() else []
+
+
+def _lines(content: bytes) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Each line with what it says. One that a kill or a full disk cut short, even inside a character, is left out."""
+    for line in content.split(b"\n"):  # not splitlines: texts may hold other separators
+        found = _parsed(line)
+        if isinstance(found, dict) and isinstance(found.get("step"), int | float):
+            yield line, found
+
+
+def _parsed(line: bytes) -> Any:
     try:
-        return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
-        return math.inf
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
 
 
 class Terminal(Sink):
@@ -134,10 +154,10 @@ def describe(values: Values) -> str:
     """Numbers as people read them."""
     parts = []
     if "valid_nelbo" in values:
-        parts.append(f"valid {values['valid_nelbo']:.4f} ± {values['valid_error']:.4f}")
+        parts.append(f"valid NELBO {values['valid_nelbo']:.4f} ± {values['valid_error']:.4f}")
         parts.append(f"PPL {values['valid_ppl']:.2f} ± {values['valid_ppl_error']:.2f}")
     if "loss" in values:
-        parts.append(f"loss {values['loss']:.4f} ± {values['error']:.4f}")
+        parts.append(f"train loss {values['loss']:.4f} ± {values['error']:.4f}")
     if "learning_rate" in values:
         parts.append(f"lr {values['learning_rate']:.2e}")
     if "tokens_per_second" in values:
@@ -190,11 +210,20 @@ class Wandb(Sink):
                 "wandb needs the package of that name: pip install 'scdd[wandb]', or set it to null.", "wandb"
             ) from error
         file = run / "wandb.id"
-        known = file.read_text().strip() if file.exists() else wandb.util.generate_id()
-        file.write_text(known)
-        self._run: Any = wandb.init(
-            project=project, name=name, id=known, resume="allow", dir=str(run), config=dict(recipe)
-        )
+        known = (file.read_text(encoding="utf-8", errors="replace").strip() if file.is_file() else "") or None
+        resume = None if known is None else "allow"
+        try:
+            self._run: Any = wandb.init(
+                project=project, name=name, id=known, resume=resume, dir=str(run), config=dict(recipe)
+            )
+        except wandb.errors.Error as error:
+            raise UserError(
+                f"wandb cannot start ({reason(error)}): run `wandb login`, set WANDB_MODE=offline in the environment, or "
+                "set it to null.",
+                "wandb",
+            ) from error
+        if known is None:  # wandb has chosen one
+            write_atomically(file, str(self._run.id).encode())
 
     def numbers(self, step: int, values: Values) -> None:
         """One row."""

@@ -56,6 +56,16 @@ class MovingAverage:
                 torch._foreach_copy_(weights, own)
 
 
+def learning_rate(options: OptimiserOptions, step: float) -> float:
+    """At step 0, 1, 2, …: a linear warm-up, then a cosine down to the final fraction of the peak at the end."""
+    peak, first, warmup = options.learning_rate, options.initial_learning_rate, options.warmup_steps
+    if step < warmup:
+        return first + (peak - first) * step / warmup
+    done = min(1.0, (step - warmup) / max(1, options.steps - warmup))
+    rest = options.final_fraction
+    return peak * (rest + (1 - rest) * 0.5 * (1 + math.cos(math.pi * done)))
+
+
 class Optimiser:
     """AdamW, its moments by parameter name; Muon for `matrices`, where the options ask for it.
 
@@ -84,14 +94,8 @@ class Optimiser:
             p.grad = torch.zeros_like(p)
 
     def learning_rate_at(self, step: float) -> float:
-        """AdamW's at step 0, 1, 2, …: a linear warm-up, then a cosine down to the final fraction of the peak at the end."""
-        options = self.options
-        peak, first, warmup = options.learning_rate, options.initial_learning_rate, options.warmup_steps
-        if step < warmup:
-            return first + (peak - first) * step / warmup
-        done = min(1.0, (step - warmup) / max(1, options.steps - warmup))
-        rest = options.final_fraction
-        return peak * (rest + (1 - rest) * 0.5 * (1 + math.cos(math.pi * done)))
+        """AdamW's at step 0, 1, 2, …."""
+        return learning_rate(self.options, step)
 
     @torch.no_grad()
     def update_and_average(self, step: int, average: MovingAverage | None = None) -> Tensor:

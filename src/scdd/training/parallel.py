@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -55,6 +56,18 @@ class World:
         if self.size > 1:
             dist.broadcast_object_list(box, group=self.control)
         return box[0]
+
+    def on_main(self, work: Callable[[], object]) -> None:
+        """Rank 0 does `work`; a mistake that it finds is raised on every rank, so that none waits for it."""
+        mistake: UserError | OSError | None = None
+        if self.is_main:
+            try:
+                work()
+            except (UserError, OSError) as error:
+                mistake = error
+        told = self.broadcast("" if mistake is None else str(mistake))
+        if mistake is not None or told:
+            raise mistake or UserError(told)
 
     def wait(self) -> None:
         """Until every rank is here."""
@@ -141,9 +154,8 @@ class Parallel:
                 compile_network(part, fullgraph=module.network.whole_graph, options=options)
         self._ddp: nn.parallel.DistributedDataParallel | None = None
         if world.kind == "ddp":
-            self._ddp = nn.parallel.DistributedDataParallel(
-                module, broadcast_buffers=False, gradient_as_bucket_view=True
-            )
+            quiet: dict[str, Any] = {_sync_buffers(): False}
+            self._ddp = nn.parallel.DistributedDataParallel(module, gradient_as_bucket_view=True, **quiet)
         elif world.kind == "fsdp":
             _shard(module, layers)
 
@@ -169,6 +181,12 @@ class Parallel:
         with torch.no_grad():
             loss: Loss = self.module(tokens, documents, learnt, part, report=True)
         return loss
+
+
+def _sync_buffers() -> str:
+    """What this torch calls DDP's sending of buffers before each pass: buffers here never change."""
+    known = inspect.signature(nn.parallel.DistributedDataParallel.__init__).parameters
+    return "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
 
 
 def _shard(module: LossModule, layers: Sequence[nn.Module]) -> None:

@@ -2,7 +2,7 @@
 
     RUN/recipe.yaml, tokenizer.json, metrics.jsonl, …
     RUN/checkpoints/step-00005000/{recipe.yaml, meta.json, model.safetensors, tokenizer.json}
-                                 /resume/{facts.json, *.safetensors}
+                                 /resume/{facts.json, *.safetensors, digests.json}
 
 Written under another name, synced, renamed last, so a run killed at any moment finds its last complete checkpoint.
 Tensors are safetensors, the rest is JSON: nothing is ever unpickled. Sharded tensors are written by
@@ -11,6 +11,8 @@ torch.distributed.checkpoint through its safetensors storage, each rank its own 
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import shutil
 from collections.abc import Mapping
@@ -25,9 +27,9 @@ from torch import Tensor
 
 from scdd.bundle import folder as bundle
 from scdd.core import UserError
+from scdd.core.errors import reason
 from scdd.training.parallel import World
-
-RESUME, FACTS, STATE = "resume", "facts.json", "state.safetensors"
+from scdd.training.verify import FACTS, RESUME, STATE, read_facts, write_digests
 
 
 class Checkpoints:
@@ -62,47 +64,66 @@ class Checkpoints:
     ) -> Path:
         """Write the checkpoint of `step` with all ranks and drop the oldest beyond `keep`.
 
-        `weights` are the whole (gathered) ones to publish; `tensors` may be sharded.
+        `weights` are the whole (gathered) ones to publish; `tensors` may be sharded. What goes wrong on rank 0 is told
+        on every rank, so that none waits for it.
         """
-        target = self.folder / f"step-{step:08d}"
+        target, mistake = self.folder / f"step-{step:08d}", None
+        place = ""  # of resume/, which the others hear of when rank 0 has made it
         if self.world.is_main:
-            self.require_room(size_of(weights) + size_of(tensors))
-            bundle.write(
-                target,
-                replace(self.identity, step=step, tokens=int(facts.get("tokens", 0))),
-                weights,
-                more=lambda temporary: self._write(self.world.broadcast(str(temporary / RESUME)), tensors, facts),
-            )
-            for old in bundle.checkpoints(self.run)[: -self.keep]:
-                shutil.rmtree(old, ignore_errors=True)
-        else:
-            self._write(self.world.broadcast(""), tensors, facts)
-        self.world.wait()
+
+            def complete(temporary: Path) -> None:
+                nonlocal place
+                _write_facts(temporary / RESUME, facts)
+                place = self.world.broadcast(str(temporary / RESUME))
+                self._write(Path(place), tensors)
+                write_digests(temporary)
+
+            try:
+                self.require_room(size_of(weights) + size_of(tensors))
+                identity = replace(self.identity, step=step, tokens=int(facts.get("tokens", 0)))
+                bundle.write(target, identity, weights, more=complete)
+            except (UserError, OSError) as error:
+                mistake = self._unwritten(target, error)
+                if not place:
+                    self.world.broadcast("")  # the others wait to hear where to write
+            else:
+                for old in bundle.checkpoints(self.run)[: -self.keep]:
+                    shutil.rmtree(old, ignore_errors=True)
+        elif place := self.world.broadcast(""):
+            with contextlib.suppress(OSError):  # rank 0 hears of it, too
+                self._write(Path(place), tensors)
+        told = self.world.broadcast("" if mistake is None else str(mistake))
+        if mistake is not None or told:
+            raise mistake or UserError(told)
         return target
+
+    def _unwritten(self, target: Path, error: UserError | OSError) -> UserError:
+        """A checkpoint that could not be written, as a sentence; nothing of it is left."""
+        if isinstance(error, UserError):
+            return error
+        return UserError(
+            f"{target} could not be written ({error.strerror or reason(error)}): make room, or free some of the quota; the same "
+            f"command then goes on from {self.latest() or 'the start'}."
+        )
 
     def load(self, checkpoint: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         """Fill `tensors` in place, sharded or not, whatever the ranks that wrote them; returns the facts."""
         self._check_identity(checkpoint)
         folder = checkpoint / RESUME
-        try:
-            facts: dict[str, Any] = json.loads((folder / FACTS).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise UserError(
-                f"{folder / FACTS} is damaged ({error}): delete {checkpoint} to use the one before."
-            ) from error
         flat = _flat(tensors)
         try:
+            facts = read_facts(checkpoint)
             if _sharded(tensors) or not (folder / STATE).is_file():
                 _read_shards(folder, flat, alone=self.world.size == 1)
             else:
                 _read_plain(folder / STATE, flat)
-        except (OSError, KeyError, SafetensorError) as error:
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
             raise UserError(f"{folder} is damaged ({error}): delete {checkpoint} to use the one before.") from error
         return facts
 
     def _check_identity(self, checkpoint: Path) -> None:
         """A checkpoint of other tokens, or of a process of its own, is refused before its tensors are looked at."""
-        meta = json.loads((checkpoint / bundle.META).read_text(encoding="utf-8"))
+        meta = bundle.meta(checkpoint)
         if meta["vocab"]["hash"] != self.identity.vocab_hash:
             raise UserError(
                 f"{checkpoint} was trained with another vocabulary ({meta['vocab']['size']} ids, here "
@@ -114,14 +135,9 @@ class Checkpoints:
                 f"{self.identity.extra or 'what the recipe says'}: hand over the same objective, or use another folder."
             )
 
-    def _write(self, place: str, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """`resume/`, every rank its share."""
-        folder = Path(place)
-        if self.world.is_main:
-            folder.mkdir()
-            (folder / FACTS).write_text(json.dumps(dict(facts), indent=1) + "\n", encoding="utf-8")
+    def _write(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
+        """The tensors of `resume/`, every rank its share."""
         if _sharded(tensors):
-            self.world.wait()
             _write_shards(folder, _flat(tensors))
         elif self.world.is_main:
             save_file({name: t.detach().cpu().contiguous() for name, t in _flat(tensors).items()}, folder / STATE)
@@ -141,18 +157,39 @@ def _flat(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: t.detach().view(1) if t.dim() == 0 else t.detach() for name, t in tensors.items()}
 
 
+def _write_facts(folder: Path, facts: Mapping[str, Any]) -> None:
+    folder.mkdir()
+    (folder / FACTS).write_text(json.dumps(dict(facts), indent=1) + "\n", encoding="utf-8")
+
+
 def _write_shards(folder: Path, tensors: dict[str, Tensor]) -> None:
+    from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    save(tensors, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
+    try:
+        save(tensors, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
+    except CheckpointException as error:  # raised on every rank, whichever failed
+        raise _first(error) from error
 
 
 def _read_shards(folder: Path, tensors: dict[str, Tensor], alone: bool) -> None:
+    from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=alone)
+    try:
+        load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=alone)
+    except CheckpointException as error:
+        raise _first(error) from error
+
+
+def _first(error: Any) -> OSError:
+    """The first rank's failure, as one that the caller expects: what is raised there is no `Exception`."""
+    failure: BaseException = next(iter(error.failures.values()))[0]
+    if isinstance(failure, OSError):
+        return failure
+    return OSError(errno.EIO, reason(failure))
 
 
 def _read_plain(file: Path, tensors: dict[str, Tensor]) -> None:

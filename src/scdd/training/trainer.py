@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,16 @@ from torch import Tensor
 
 from scdd.core import UserError
 from scdd.core.rng import derive_seed
+from scdd.data.files import make_folder
 from scdd.data.loader import Batch, Loader
 from scdd.objectives.base import BatchSlice, Estimate, RatioMeter
-from scdd.training.log import Log
+from scdd.training.log import Lines, Log
 from scdd.training.optim import MovingAverage, Optimiser
 from scdd.training.options import TrainingOptions
 from scdd.training.parallel import Parallel, whole
 from scdd.training.resume import Checkpoints, size_of
 from scdd.training.signals import Signals
+from scdd.training.verify import sound_checkpoint
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,8 @@ class Trainer:
         self.average = MovingAverage(self.module, options.ema) if options.ema > 0 else None
         self.validation = validation
         self.sampler: Callable[[], list[str]] | None = None  # texts to be logged now and then
-        self.log = Log()
+        self.log = Log()  # none of yours: `run` writes metrics.jsonl
+        self.notices: list[str] = []  # what resuming found
         self.seed, self.step, self.tokens = derive_seed(seed, "training"), 0, 0
         self.clock = Clock()
         device = self.world.device
@@ -89,7 +92,7 @@ class Trainer:
     def run(self) -> Outcome:
         """Train to the last step, the last second, or a signal; always leaves a checkpoint of where it stopped."""
         reason = "finished"
-        with Signals() as signals:
+        with Signals() as signals, self._logging():
             self.clock.start()
             batches = iter(self.loader)
             while self.step < self.options.steps and reason == "finished":
@@ -108,6 +111,20 @@ class Trainer:
                 self._validate()  # where the budget ended is what people compare; a signal may leave no time for it
             self.save()
         return Outcome(reason, self.step, self.checkpoints.latest())
+
+    @contextmanager
+    def _logging(self) -> Iterator[None]:
+        """Whoever has attached no log gets metrics.jsonl all the same."""
+        if self.log.sinks or not self.world.is_main:
+            yield
+            return
+        make_folder(self.checkpoints.run)
+        self.log = Log(Lines(self.checkpoints.run, self.step))
+        try:
+            yield
+        finally:
+            self.log.close()
+            self.log = Log()
 
     def advance(self, batch: Batch) -> None:
         """One step on this rank's rows of the global batch: forward, backward, update, average."""
@@ -261,9 +278,12 @@ class Trainer:
         self.log.text(self.step, "notice", f"saved {path}")
 
     def resume(self) -> Path | None:
-        """Take up the newest checkpoint, written by whatever number of ranks; None if there is none."""
+        """Take up the newest undamaged checkpoint, written by whatever number of ranks; None if there is none.
+
+        If newer ones are damaged, `notices` says so.
+        """
         self.checkpoints.clean()
-        latest = self.checkpoints.latest()
+        latest, self.notices = sound_checkpoint(self.checkpoints.run, self.world)
         if latest is None:
             self.checkpoints.require_room(size_of(self.state()) + size_of(self.module.state_dict()))
             return None

@@ -82,7 +82,8 @@ def _provenance(measurements: Sequence[Measurement], full: bool) -> list[str]:
     differences = provenance.changed(recipes)
     parts += [] if differences is None else [differences.markdown()]
     for name, text in list(recipes.items())[: None if full else 1]:
-        parts.append(folded(f"Recipe of {name}", f"```yaml\n{text}```"))
+        fence = "`" * (3 + max(map(len, re.findall("`+", text)), default=0))  # none in the recipe ends it
+        parts.append(folded(f"Recipe of {name}", f"{fence}yaml\n{text}{fence}"))
     parts.append(folded("The cell behind every number", provenance.numbers(measurements).markdown()))
     return parts
 

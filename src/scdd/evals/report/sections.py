@@ -13,7 +13,7 @@ from scdd.evals.measure.store import Measurement, read_measurements
 from scdd.evals.report import compare, plots, summaries
 from scdd.evals.report.names import distinct_names, grouped, text_of
 from scdd.evals.report.tables import Table
-from scdd.training.log import METRICS
+from scdd.training.log import read_metrics
 
 
 class Section(NamedTuple):
@@ -40,12 +40,11 @@ def gather(runs: Sequence[str | Path]) -> list[Measurement]:
 def training_curves(runs: Sequence[str | Path]) -> dict[str, list[tuple[int, float, float]]]:
     """Validation curves of the run folders among `runs`."""
     curves = {}
-    for path in (Path(run) / METRICS for run in runs):
-        text = path.read_text(encoding="utf-8") if path.is_file() else ""
-        lines = [json.loads(line) for line in text.splitlines() if "valid_nelbo" in line]
+    for run in map(Path, runs):
+        lines = [line for line in read_metrics(run) if isinstance(line.get("valid_nelbo"), int | float)]
         curve = [(line["step"], line["valid_nelbo"], line.get("valid_error", 0.0)) for line in lines]
         if curve:
-            curves[path.parent.name] = curve
+            curves[run.name] = curve
     return curves
 
 

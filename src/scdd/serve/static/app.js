@@ -80,7 +80,7 @@ async function walk() {
 async function run() {
   if (running) return;
   running = new AbortController();
-  $("error").hidden = true;
+  $("error").hidden = $("offer").hidden = true;
   say("");
   $("run").disabled = true;
   $("halt").disabled = false;
@@ -111,6 +111,7 @@ function restore() {
   $("strength-value").textContent = $("strength").value;
   choose(state.get("task"));
   quiet = false;
+  $("offer").hidden = ![...state].length;  // nothing runs before somebody says so: a link may come from anywhere
 }
 async function copy(text, done) {
   try { await navigator.clipboard.writeText(text); }
@@ -165,6 +166,7 @@ function listen() {
   });
   for (const button of document.querySelectorAll(".example")) button.onclick = example;
   $("theme").onclick = () => theme(document.documentElement.dataset.theme === "dark" ? "light" : "dark");
+  $("accept").onclick = run;
   $("halt").onclick = () => running?.abort();
   $("dice").onclick = () => { $("seed").value = Math.floor(Math.random() * 2 ** 31); remember(); };
   $("unmask").onclick = () => { words.state = ""; remember(); };

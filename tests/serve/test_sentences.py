@@ -1,0 +1,70 @@
+"""Mistakes that people bring along from elsewhere are answered with sentences of ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.serve.client import Client
+from tests.serve.conftest import Serving
+
+JSON = "Content-Type: application/json"
+
+
+@pytest.mark.parametrize("kind", ["", "text/plain", "application/x-www-form-urlencoded"])
+def test_a_body_that_is_not_said_to_be_json(client: Client, kind: str) -> None:
+    answer = client.ask("POST", "/v1/generate", b'{"length": 12}', {"Content-Type": kind})
+    assert answer.status == 400
+    assert JSON in answer.error["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "said"),
+    [
+        ("completions", {"model": "tiny", "presence_penalty": 0.5}, "presence_penalty: this server does not have it"),
+        ("completions", {"model": "tiny", "frequency_penalty": -1}, "frequency_penalty: this server does not have it"),
+        ("completions", {"model": "tiny", "logit_bias": {"1": 5}}, "logit_bias: this server does not have it"),
+        ("completions", {"model": "tiny", "logit_bias": "none"}, "logit_bias: this server does not have it"),
+        ("completions", {}, "model is missing."),
+        ("generate", [], "no JSON object"),
+        ("generate", {"lenght": 3}, "lenght is not known here"),
+        ("generate", {"sampler": {"kind": "nothing"}}, "sampler.kind is missing or wrong: choose one of 'ancestral'"),
+        ("denoise", {}, "task is missing or wrong: choose one of"),
+        ("denoise", {"task": "infill"}, "text is missing."),
+    ],
+)
+def test_no_word_of_the_frameworks(client: Client, path: str, body: Any, said: str) -> None:
+    answer = client.post(f"/v1/{path}", body)
+    assert answer.status == 400
+    assert said in answer.error["message"]
+    assert "Input" not in answer.error["message"]
+
+
+def test_what_changes_nothing_is_taken(client: Client) -> None:
+    body = {"model": "tiny", "presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}}
+    assert client.post("/v1/completions", body).status == 200
+    assert client.post("/v1/completions", dict.fromkeys(body, None) | {"model": "tiny"}).status == 200
+
+
+def test_chat_clients_are_told_where_to_go(client: Client) -> None:
+    answer = client.post("/v1/chat/completions", {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]})
+    assert (answer.status, answer.error["code"]) == (404, "not_found")
+    assert "use POST /v1/completions with a prompt" in answer.error["message"]
+    assert "/docs" in client.get("/nowhere").error["message"]
+    wrong = client.get("/v1/generate")
+    assert (wrong.status, wrong.headers["allow"]) == (405, "POST")
+    assert "use POST" in wrong.error["message"]
+
+
+def test_a_429_says_how_long_the_queue_is_and_when_to_come_back(serving: Serving) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    with serving({"workers": 1, "batch": 1, "queue": 1}) as client, ThreadPoolExecutor(6) as pool:
+        asked = {"length": 30, "steps": 256, "seed": 1}
+        found = list(pool.map(lambda _: client.post("/v1/generate", asked), range(6)))
+    refused = [answer for answer in found if answer.status == 429]
+    assert refused
+    for answer in refused:
+        wait = answer.headers["retry-after"]
+        assert answer.error["message"] == f"The server is busy: 1 job in the queue; try again in {wait} s."
