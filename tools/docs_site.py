@@ -1,8 +1,9 @@
 """Write the pages of the site into build/docs, from which MkDocs builds it: `make docs`.
 
 They are those of docs/, pages from elsewhere in the repository (README.md is the start page; the model card, …) with links
-led to where the site has them, and three that are made here: every key of a recipe from the JSON schema, every command
-from its `--help`, and the list of decisions. So the builder needs no hooks, and another one would do.
+led to where the site has them, the notebooks with what their cells show, and three that are made here: every key of a recipe from
+the JSON schema, every command from its `--help`, and the list of decisions. So the builder needs no hooks, and another one
+would do.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
+from html import escape
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ TAKEN_OVER = {
 }
 """Pages of the site, and the files of the repository that they are."""
 LEFT_OUT = "results"  # the measurements behind docs/results.md
+NOTEBOOK = ".ipynb"
 LINK = re.compile(r"(?P<before>\]\()(?P<path>[^)\s#:]+)(?P<after>(?:#[^)\s]*)?\))")
 FENCED = re.compile(r"(^```.*?^```$)", re.M | re.S)
 
@@ -43,6 +46,9 @@ def write(folder: Path) -> None:
         page: led((ROOT / source).read_text(encoding="utf-8"), page, source)
         for page, source in (sources | TAKEN_OVER).items()
     }
+    for file in folder.rglob(f"*{NOTEBOOK}"):  # which stays beside its page, to be downloaded
+        page, source = _name(file.with_suffix(".md"), folder), f"docs/{_name(file, folder)}"
+        pages[page] = led(notebook_page(file), page, source)
     pages |= {"adr/index.md": decision_page(), "reference/recipes.md": recipe_page()}
     pages |= {"reference/cli.md": command_page()}
     for page, content in pages.items():
@@ -60,6 +66,8 @@ def led(markdown: str, page: str, source: str) -> str:
     def lead(link: re.Match[str]) -> str:
         target = posixpath.normpath(posixpath.join(posixpath.dirname(source), link["path"]))
         target = pages.get(target, target.removeprefix("docs/"))  # the builder finds out what does not exist
+        if target.endswith(NOTEBOOK):
+            target = target.removesuffix(NOTEBOOK) + ".md"
         return f"{link['before']}{posixpath.relpath(target, posixpath.dirname(page) or '.')}{link['after']}"
 
     parts = FENCED.split(markdown)
@@ -74,6 +82,31 @@ def decision_page() -> str:
     lines = (f"- [{heading}]({page.name})" for page, heading in zip(pages, headings, strict=True))
     intro = "What somebody may question later: each with its context and its consequences."
     return "\n".join(["# Decisions", "", intro, "", *lines, ""])
+
+
+# -- notebooks -----------------------------------------------------------------------------------------------------------
+
+
+def notebook_page(file: Path) -> str:
+    """A notebook as a page: texts, code, and what each cell shows; the player plays here, too."""
+    cells = json.loads(file.read_text(encoding="utf-8"))["cells"]
+    parts = [part for cell in cells for part in _cell(cell)]
+    download = f'<p><a href="{file.name}" download>This page as a notebook</a>: run it, and change it.</p>'
+    return "\n\n".join([parts[0], download, *parts[1:]]) + "\n"
+
+
+def _cell(cell: dict[str, Any]) -> Iterator[str]:
+    source = "".join(cell["source"])
+    if cell["cell_type"] == "markdown":
+        yield source
+        return
+    yield f"```python\n{source}\n```"
+    for output in cell["outputs"]:
+        data = output.get("data", {})
+        if "text/html" in data:
+            yield f'<div class="view">{"".join(data["text/html"])}</div>'
+        else:
+            yield f'<pre class="shown">{escape("".join(output.get("text") or data["text/plain"]).rstrip())}</pre>'
 
 
 # -- recipes -------------------------------------------------------------------------------------------------------------

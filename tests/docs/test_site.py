@@ -41,6 +41,17 @@ def test_the_pages_ask_nobody_else(site: Path) -> None:
         assert f'id="scdd.{name}"' in reference, name
 
 
+def test_notebooks_are_pages_with_their_views(site: Path) -> None:
+    watch, first = (
+        (site / "notebooks" / f"{name}.html").read_text(encoding="utf-8")
+        for name in ("watch-it-correct-itself", "first-steps")
+    )
+    assert '<div class="view"><iframe srcdoc="' in watch
+    assert re.search(r'<div class="view"><div style="[^"]*">She was elected [^<]*<del ', first)
+    assert 'href="watch-it-correct-itself.html"' in first
+    assert (site / "notebooks" / "first-steps.ipynb").is_file()
+
+
 def test_every_key_and_every_flag_has_a_row() -> None:
     pages = tool("docs_site")
     recipes, commands = pages.recipe_page(), pages.command_page()
