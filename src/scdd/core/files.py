@@ -9,7 +9,7 @@ from typing import Any
 from scdd.core.errors import UserError
 
 CONFIG_LIMIT = 16 << 20  # bytes of a configuration or an index of shards
-TOKENIZER_LIMIT = 256 << 20
+TOKENIZER_LIMIT = 64 << 20
 
 
 def read_text(file: str | Path, limit: int = CONFIG_LIMIT) -> str:
