@@ -76,7 +76,9 @@ def mutated(content: bytes, random: random.Random, tokens: tuple[bytes, ...] = (
             case 3:
                 made[at : at + length] = random.randbytes(length)
             case 4:
-                made[at : at + length] = random.choice((b"\xff" * 8, b"\0" * 8, b"9" * 30, b"-1", b"{}", b"[[", b"null"))
+                made[at : at + length] = random.choice(
+                    (b"\xff" * 8, b"\0" * 8, b"9" * 30, b"-1", b"{}", b"[[", b"null")
+                )
             case _:
                 made[at : at + length] = random.choice(tokens or (b"",))
     return bytes(made)

@@ -55,7 +55,7 @@ class NetworkFile:
     def step(self) -> int:
         """When it was saved; 0 when it does not say."""
         step = self.tree.get("global_step", 0)
-        return step if isinstance(step, int) else 0
+        return step if isinstance(step, int) and 0 <= step < 1 << 63 else 0
 
     @property
     def hyper_parameters(self) -> Any:
