@@ -10,6 +10,7 @@ from scdd.core.errors import UserError
 
 CONFIG_LIMIT = 16 << 20  # bytes of a configuration or an index of shards
 TOKENIZER_LIMIT = 64 << 20
+HEADER_LIMIT = 16 << 20  # bytes that say which tensors a .safetensors file holds
 
 
 def read_text(file: str | Path, limit: int = CONFIG_LIMIT) -> str:

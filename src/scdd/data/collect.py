@@ -12,7 +12,7 @@ import numpy as np
 from scdd.core.errors import UserError
 from scdd.data.corpus import Source
 from scdd.data.encode import Encoded, Piece, peak_memory
-from scdd.data.files import read_json, write_json
+from scdd.data.files import clear_leftovers, read_json, write_json
 from scdd.data.shards import SplitInfo, verify_shards, write_shard
 
 PROGRESS = "progress.json"
@@ -59,6 +59,7 @@ class Journal:
         # A source edited between two runs would splice two corpora, so times count here (not in the manifest).
         about = {**about, "times": [os.stat(s.path).st_mtime_ns if s.size else 0 for s in sources]}
         path, tokenizer = out / PROGRESS, out / "tokenizer.json"
+        clear_leftovers(out)
         if path.exists():
             value = read_json(path)
             splits = {name: SplitInfo.from_json(info) for name, info in value["splits"].items()}

@@ -225,9 +225,7 @@ def first(tokenizer: Tokenizer, names: Sequence[str]) -> str | None:
 def _parsed(document: str, place: str) -> tuple[Tokenizer, dict[str, Any]]:
     """(The library's tokenizer, the document as plain data), once nothing in it can grow, abort or be too much."""
     try:
-        # Python's objects take twenty times the room of the shortest texts that make them.
-        if len(document) > TOKENIZER_LIMIT or sum(map(document.count, "[{,")) > MOST_VALUES:
-            raise ValueError(f"it is larger than {TOKENIZER_LIMIT >> 20} MiB or has more than {MOST_VALUES:,} values")
+        refuse_large(document)
         plain = json.loads(document)
         _check(plain)
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
@@ -239,6 +237,12 @@ def _parsed(document: str, place: str) -> tuple[Tokenizer, dict[str, Any]]:
         tokenizer.no_padding()
         tokenizer.no_truncation()
     return tokenizer, plain
+
+
+def refuse_large(document: str) -> None:
+    """ValueError where plain data from a JSON text would take gigabytes: twenty times its room, if it is made for that."""
+    if len(document) > TOKENIZER_LIMIT or sum(map(document.count, "[{,")) > MOST_VALUES:
+        raise ValueError(f"it is larger than {TOKENIZER_LIMIT >> 20} MiB or has more than {MOST_VALUES:,} values")
 
 
 def _without_both(plain: dict[str, Any]) -> str:
