@@ -209,6 +209,7 @@ def read(
         from scdd.bundle.convert import foreign  # the package's own model never needs it
 
         made = foreign(folder, told, hub=here is None)
+        check_finite(made.weights, made.folder)
         return replace(made, weights={name: tensor.to(device) for name, tensor in made.weights.items()})
     if told is not None and (told.process or told.tokenizer):
         raise UserError(
@@ -265,8 +266,8 @@ def check_finite(weights: Mapping[str, Tensor], place: Path) -> None:
     """Refuse weights that are no numbers: whatever is computed from them is none either, and texts come out empty."""
     for name, tensor in weights.items():
         if tensor.is_complex() or (tensor.is_floating_point() and tensor.numel()):
-            ends = torch.stack(tensor.aminmax()) if not tensor.is_complex() else torch.tensor(torch.nan)
-            if not bool(ends.isfinite().all()):
+            wide = tensor.float() if tensor.itemsize == 1 else tensor  # 8-bit numbers have no order
+            if tensor.is_complex() or not bool(torch.stack(wide.aminmax()).isfinite().all()):
                 raise UserError(f"{place} holds numbers that are not finite ({name}): {CURE}.")
 
 
@@ -308,7 +309,7 @@ def _wrong(facts: Mapping[str, Any]) -> str | None:
     vocab = facts.get("vocab")
     if not isinstance(vocab, dict) or not isinstance(vocab.get("hash"), str):
         return "vocab"
-    whole = {"size": vocab.get("size"), "mask_id": vocab.get("mask_id"), "step": facts.get("step")}
+    whole: dict[str, Any] = {"size": vocab.get("size"), "mask_id": vocab.get("mask_id"), "step": facts.get("step")}
     for name, value in {**whole, "tokens": facts.get("tokens")}.items():
         if not _whole(value) or (name == "size" and value > MOST_IDS):
             return name
