@@ -114,5 +114,7 @@ def _check_manifest(value: dict[str, Any]) -> None:
     for split in splits.values():
         SplitInfo.from_json(split)
     sources = made.get("sources", []) if isinstance(made, dict) else None
-    if not isinstance(sources, list) or not all(isinstance(source, dict) for source in sources):
+    if not isinstance(sources, list) or not all(
+        isinstance(s, dict) and isinstance(s.get("name"), str) for s in sources
+    ):
         raise ValueError("it does not say what it was prepared from")
