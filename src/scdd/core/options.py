@@ -114,7 +114,7 @@ _HOLDS: dict[str, Callable[[Any, float], bool]] = {"ge": ge, "gt": gt, "le": le,
 def refusal_of(options: Any, name: str, value: Any) -> str | None:
     """Why an option refuses a value, as a cure; None where it does not."""
     rule = _rules_of(options).get(name)
-    return None if rule is None else rule.refusal(value)
+    return None if rule is None or rule.number is bool else rule.refusal(value)
 
 
 def number_type(options: Any, name: str) -> type | None:
