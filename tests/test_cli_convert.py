@@ -283,10 +283,13 @@ def test_files_that_promise_more_than_they_hold(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(UserError, match="compressed"):
         read(tmp_path / "y.ckpt")
 
-    # a configuration whose parts are named again and again is not walked through for ever
+    # a configuration whose parts are named again and again is not read
     laughs = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 60))
     (tmp_path / "config.yaml").write_text(laughs + "model: {p_uniform: 0.1, diffusion_process: scdd}\n")
     torch.save(weights(60), tmp_path / "model.pt")
+    with pytest.raises(UserError, match="repeats parts of itself"):
+        read(tmp_path / "model.pt")
+    (tmp_path / "config.yaml").write_text("model: {p_uniform: 0.1, diffusion_process: scdd}\n")
     assert '"p_u": 0.1' in read(tmp_path / "model.pt").recipe
 
 

@@ -302,7 +302,7 @@ def test_the_compiler_proper_trains_it() -> None:
     ("changes", "cure"),
     [
         ({"heads": 5}, "multiple of 10"),
-        ({"depth": 0}, "1 or more"),
+        ({"depth": 0}, "one in .1, 4,096"),
         ({"time_input": "beta"}, "sigma, t"),
         ({"causal": True, "time_conditioning": True}, "switch it off"),
     ],

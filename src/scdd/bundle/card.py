@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from scdd.bundle.huggingface import Sheet
+from scdd.core.files import plain_yaml
 
 BEGIN, END = "<!-- scdd: how to use -->", "<!-- scdd: end -->"
 PROCESSES = {
@@ -23,8 +24,8 @@ _FRONT = re.compile(r"\A---\s*\n(.*?)\n---\s*\n", re.DOTALL)
 def card(sheet: Sheet, own: str | None = None, transformers: bool = True) -> str:
     """The card's text; `own` is the card that the model already has, whose words and numbers stay."""
     front, body = parted(own or "")
-    tags = front.get("tags") or []
-    listed = [tags] if isinstance(tags, str) else list(tags)
+    tags = front.get("tags")
+    listed = [tags] if isinstance(tags, str) else list(tags) if isinstance(tags, list) else []
     listed += [
         tag for tag in ("scdd", "discrete-diffusion") if tag not in listed and (tag == "scdd" or not sheet.causal)
     ]
@@ -51,8 +52,8 @@ def parted(text: str) -> tuple[dict[str, Any], str]:
     if match is None:
         return {}, text
     try:
-        front = yaml.safe_load(match[1])
-    except yaml.YAMLError:
+        front = plain_yaml(match[1])
+    except ValueError:
         return {}, text
     return (front, text[match.end() :]) if isinstance(front, dict) else ({}, text)
 

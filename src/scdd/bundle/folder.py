@@ -9,9 +9,11 @@ import platform
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from glob import escape
 from pathlib import Path
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
 import safetensors
@@ -20,8 +22,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from scdd import __version__
-from scdd.core.errors import UserError
+from scdd.core.errors import UserError, reason
+from scdd.core.files import CONFIG_LIMIT, HEADER_LIMIT, TOKENIZER_LIMIT
 from scdd.core.types import Vocab
+from scdd.data.files import sync_entry, sync_tree
+from scdd.data.tokenizer import MOST_IDS, refuse_large
 
 if TYPE_CHECKING:
     from scdd.bundle.convert import Told
@@ -98,13 +103,12 @@ def write(
     called with the temporary folder before anything is renamed, to put further files (`resume/`) under the same
     guarantee.
     """
-    from scdd.bundle.packed import pack  # only who writes needs it
+    from scdd.bundle.packed import apart, pack  # only who writes needs it
 
     stored = pack(weights, kind)
     with staged(folder) as temporary:
-        save_file(_apart(stored), temporary / WEIGHTS, metadata={"format": "pt"})  # which transformers asks for
+        save_file(apart(stored), temporary / WEIGHTS, metadata={"format": "pt"})  # which transformers asks for
         (temporary / RECIPE).write_text(identity.recipe, encoding="utf-8")
-        shutil.copymode(temporary / RECIPE, temporary / WEIGHTS)  # safetensors leaves it to the owner alone
         if identity.tokenizer is not None:
             (temporary / TOKENIZER).write_text(identity.tokenizer, encoding="utf-8")
         meta = {
@@ -124,19 +128,6 @@ def write(
     return Path(folder)
 
 
-def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors, each with memory of its own, as a file needs them; copied only where they have not."""
-    seen: set[int] = set()
-    whole: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        flat = tensor.detach().cpu().contiguous()
-        storage = flat.untyped_storage()
-        shared = storage.data_ptr() in seen or storage.nbytes() != flat.numel() * flat.element_size()
-        seen.add(storage.data_ptr())
-        whole[name] = flat.clone() if shared else flat
-    return whole
-
-
 @contextmanager
 def staged(folder: str | Path) -> Iterator[Path]:
     """A temporary folder that takes the name `folder` when the block ends well.
@@ -145,15 +136,17 @@ def staged(folder: str | Path) -> Iterator[Path]:
     there. Killed at any moment, a complete bundle is found.
     """
     target = Path(os.path.abspath(folder))
-    temporary, previous = _sibling(target, "writing"), _sibling(target, "previous")
+    # Nobody can foresee this name: in a folder that others write to, nothing may lie in wait there.
+    temporary, previous = _sibling(target, f"{token_hex(8)}.writing"), _sibling(target, "previous")
     target.parent.mkdir(parents=True, exist_ok=True)
     if not target.exists() and previous.exists():
         previous.rename(target)
-    shutil.rmtree(temporary, ignore_errors=True)
+    for left in target.parent.glob(f".{escape(target.name)}.*writing"):
+        shutil.rmtree(left, ignore_errors=True)
     temporary.mkdir()
     try:
         yield temporary
-        _sync(temporary)
+        sync_tree(temporary)
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
         # A full disk, as safetensors tells it, becomes what everything else raises then.
@@ -164,7 +157,7 @@ def staged(folder: str | Path) -> Iterator[Path]:
         shutil.rmtree(previous, ignore_errors=True)
         target.rename(previous)
     temporary.rename(target)
-    _sync_entry(target.parent)
+    sync_entry(target.parent)
     shutil.rmtree(previous, ignore_errors=True)
 
 
@@ -220,6 +213,7 @@ def read(
         from scdd.bundle.convert import foreign  # the package's own model never needs it
 
         made = foreign(folder, told, hub=here is None)
+        check_finite(made.weights, made.folder)
         return replace(made, weights={name: tensor.to(device) for name, tensor in made.weights.items()})
     if told is not None and (told.process or told.tokenizer):
         raise UserError(
@@ -233,13 +227,10 @@ def read(
         )
     if verify and _digest(_required(folder, WEIGHTS)) != facts.get("weights_sha256"):
         raise UserError(f"{folder / WEIGHTS} is damaged (its checksum differs from {META}'s): {CURE}.")
-    try:
-        weights = load_file(_required(folder, WEIGHTS), device=str(device))
-        if kind != "float32":
-            weights = unpack(weights)
-    except (OSError, ValueError, safetensors.SafetensorError) as error:
-        raise UserError(f"{folder / WEIGHTS} is damaged ({error}): {CURE}.") from error
-    tokenizer = _text(folder, TOKENIZER) if (folder / TOKENIZER).exists() else None
+    weights = _weights(_required(folder, WEIGHTS), kind, str(device))
+    if (facts["network"] or {}).get("kind", "dit") not in ("import", "given"):  # theirs may hold infinities on purpose
+        check_finite(weights, folder / WEIGHTS)
+    tokenizer = _text(folder, TOKENIZER, TOKENIZER_LIMIT) if (folder / TOKENIZER).exists() else None
     try:
         bundle = Bundle(
             folder=folder,
@@ -255,14 +246,33 @@ def read(
             kind=kind,
             versions=facts["versions"],
         )
+        refuse_large(tokenizer or "")
         same = bundle.vocab_hash == facts["vocab"]["hash"]
-    except (KeyError, TypeError) as error:
-        raise UserError(f"{folder / META} is damaged (no {error}): {CURE}.") from error
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{folder / TOKENIZER} is damaged ({error}): {CURE}.") from error
     if not same:
         raise UserError(f"{folder / TOKENIZER} is missing or not the one the model was trained with: {CURE}.")
     return bundle
+
+
+def _weights(file: Path, kind: str, device: str) -> dict[str, Tensor]:
+    try:
+        with open(file, "rb") as handle:  # a tensor takes far more memory than its line in the header
+            if int.from_bytes(handle.read(8), "little") > HEADER_LIMIT:
+                raise ValueError("its header is too long")
+        weights = load_file(file, device=device)
+        return weights if kind == "float32" else unpack(weights)
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError, safetensors.SafetensorError) as error:
+        raise UserError(f"{file} is damaged ({reason(error)}): {CURE}.") from error
+
+
+def check_finite(weights: Mapping[str, Tensor], place: Path) -> None:
+    """Refuse weights that are no numbers: whatever is computed from them is none either, and texts come out empty."""
+    for name, tensor in weights.items():
+        if tensor.is_complex() or (tensor.is_floating_point() and tensor.numel()):
+            wide = tensor.float() if tensor.itemsize == 1 else tensor  # 8-bit numbers have no order
+            if tensor.is_complex() or not bool(torch.stack(wide.aminmax()).isfinite().all()):
+                raise UserError(f"{place} holds numbers that are not finite ({name}): {CURE}.")
 
 
 def unpack(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -285,15 +295,35 @@ def meta(folder: Path) -> dict[str, Any]:
     """What a bundle says of itself, read and checked."""
     try:
         found = json.loads(_text(folder, META))
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{folder / META} is damaged ({error}): {CURE}.") from error
-    if not isinstance(found, dict) or not isinstance(found.get("schema"), int):
+    if not isinstance(found, dict) or not _whole(found.get("schema")):
         raise UserError(f"{folder / META} is damaged (it names no schema): {CURE}.")
     if found["schema"] > SCHEMA:
         raise UserError(
             f"{folder} has format {found['schema']} and this version of scdd reads up to {SCHEMA}: upgrade scdd."
         )
+    if (wrong := _wrong(found)) is not None:
+        raise UserError(f"{folder / META} is damaged (no '{wrong}', or a wrong one): {CURE}.")
     return found
+
+
+def _wrong(facts: Mapping[str, Any]) -> str | None:
+    """The first entry that is not as `write` writes it."""
+    vocab = facts.get("vocab")
+    if not isinstance(vocab, dict) or not isinstance(vocab.get("hash"), str):
+        return "vocab"
+    whole: dict[str, Any] = {"size": vocab.get("size"), "mask_id": vocab.get("mask_id"), "step": facts.get("step")}
+    for name, value in {**whole, "tokens": facts.get("tokens")}.items():
+        if not _whole(value) or (name == "size" and value > MOST_IDS):
+            return name
+    if "network" not in facts or not isinstance(facts["network"], dict | None):
+        return "network"
+    return next((name for name in ("extra", "versions") if not isinstance(facts.get(name), dict)), None)
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
 
 
 def _required(folder: Path, name: str) -> Path:
@@ -302,10 +332,14 @@ def _required(folder: Path, name: str) -> Path:
     return folder / name
 
 
-def _text(folder: Path, name: str) -> str:
+def _text(folder: Path, name: str, limit: int = CONFIG_LIMIT) -> str:
     try:
-        return _required(folder, name).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        with open(_required(folder, name), "rb") as handle:
+            content = handle.read(limit + 1)
+        if len(content) > limit:
+            raise ValueError(f"it is larger than {limit >> 20} MiB")
+        return content.decode("utf-8")
+    except (OSError, ValueError) as error:
         raise UserError(f"{folder / name} is damaged ({error}): {CURE}.") from error
 
 
@@ -317,24 +351,6 @@ def _downloaded(source: str) -> Path:
 
 def _sibling(target: Path, role: str) -> Path:
     return target.parent / f".{target.name}.{role}"  # / has no name, and is asked for nevertheless
-
-
-def _sync(folder: Path) -> None:
-    """Everything below `folder` reaches the disk before the rename does."""
-    for parent, _, files in os.walk(folder):
-        for name in files:
-            _sync_entry(Path(parent, name))
-        _sync_entry(Path(parent))
-
-
-def _sync_entry(path: Path) -> None:
-    # Windows cannot open folders, and some network file systems refuse to sync what is open for reading.
-    with suppress(OSError):
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def _digest(file: Path) -> str:

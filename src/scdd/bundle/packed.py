@@ -45,6 +45,19 @@ def pack(weights: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:
     return packed
 
 
+def apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors, each with memory of its own, as a file needs them; copied only where they have not."""
+    seen: set[int] = set()
+    whole: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        flat = tensor.detach().cpu().contiguous()
+        storage = flat.untyped_storage()
+        shared = storage.data_ptr() in seen or storage.nbytes() != flat.numel() * flat.element_size()
+        seen.add(storage.data_ptr())
+        whole[name] = flat.clone() if shared else flat
+    return whole
+
+
 def largest_change(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> tuple[str, float]:
     """The matrix that moved most and by how much: ‖ŵ − w‖ / ‖w‖; ("", 0) where no matrix moved."""
     name, most = "", 0.0

@@ -12,10 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from scdd.core.errors import UserError
-from scdd.core.files import read_json, read_text
+from scdd.core.files import plain_yaml, read_json, read_text
 from scdd.models.weights.unpickle import Inert
 
 P_U = ("p_uniform", "p_u", "p_unif")
@@ -24,6 +22,7 @@ CONFIGS = ("config.yaml", "config.json", ".hydra/config.yaml")
 # MDLM's names for 1 − t and for the cosine; its other schedules are none of ours.
 SHAPES = {"loglinear": "log-linear", "cosine": "cosine"}
 LARGEST, DEEPEST = 20_000, 60  # nodes and levels of a configuration
+LARGEST_NUMBER = 1 << 40
 KINDS = ("scdd", "gidd", "mdlm", "ar")
 
 
@@ -135,7 +134,8 @@ def look(config: Any, key: str) -> Any:
 
 def _number(config: dict[str, Any], names: tuple[str, ...]) -> float | None:
     found = (look(config, name) for name in names)
-    return next((v for v in found if isinstance(v, (int, float)) and not isinstance(v, bool)), None)
+    numbers = (v for v in found if isinstance(v, (int, float)) and not isinstance(v, bool))
+    return next((v for v in numbers if abs(v) < LARGEST_NUMBER), None)  # neither infinite nor NaN
 
 
 def _beside(folder: Path) -> dict[str, Any]:
@@ -145,8 +145,8 @@ def _beside(folder: Path) -> dict[str, Any]:
             if file.suffix == ".json":
                 return read_json(file)
             try:
-                found = yaml.safe_load(read_text(file))
-            except yaml.YAMLError as error:
+                found = plain_yaml(read_text(file))
+            except ValueError as error:
                 raise UserError(f"{file} is damaged ({error}): fetch it again.") from error
             return found if isinstance(found, dict) else {}
     return {}
@@ -170,6 +170,8 @@ def _process(config: dict[str, Any], p_u: float | None, gidd: bool) -> dict[str,
     if kind == "mdlm":
         noise = look(config, "noise")
         type_ = noise.get("type", "loglinear") if isinstance(noise, dict) else "loglinear"
-        return {"kind": "mdlm", "schedule": {"kind": "masked", "shape": SHAPES[type_]}} if type_ in SHAPES else None
+        return (
+            {"kind": "mdlm", "schedule": {"kind": "masked", "shape": SHAPES[type_]}} if str(type_) in SHAPES else None
+        )
     exponent = model.get("gamma") if gidd and isinstance(model, dict) else None
     return described(kind, p_u, exponent if isinstance(exponent, float) else None)

@@ -7,6 +7,7 @@ command line's choices and the playground's pickers are all read off these class
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
@@ -79,7 +80,7 @@ class Rule:
     """What a field's annotation asks of its value: one of some choices, or a number inside an interval."""
 
     choices: tuple[Any, ...]
-    number: type | None  # int or float
+    number: type | None  # int or float, or bool for what is true or false
     bounds: dict[str, float]  # by annotated_types' names: ge, gt, le, lt
     optional: bool
 
@@ -91,8 +92,12 @@ class Rule:
             return f"choose one of {', '.join(map(str, self.choices))}"
         if self.number is None:
             return None
+        if self.number is bool:
+            return None if isinstance(value, bool) else "give true or false"
         if not isinstance(value, Integral if self.number is int else Real) or isinstance(value, bool):
             return "give a whole number" if self.number is int else "give a number"
+        if self.number is float and isinstance(value, int) and abs(value) > sys.float_info.max:
+            return "give a number of fewer digits"
         return None if all(_HOLDS[name](value, bound) for name, bound in self.bounds.items()) else self._range()
 
     def _range(self) -> str:
@@ -112,13 +117,13 @@ _HOLDS: dict[str, Callable[[Any, float], bool]] = {"ge": ge, "gt": gt, "le": le,
 def refusal_of(options: Any, name: str, value: Any) -> str | None:
     """Why an option refuses a value, as a cure; None where it does not."""
     rule = _rules_of(options).get(name)
-    return None if rule is None else rule.refusal(value)
+    return None if rule is None or rule.number is bool else rule.refusal(value)
 
 
 def number_type(options: Any, name: str) -> type | None:
     """int or float, where an option is a number."""
     rule = _rules_of(options).get(name)
-    return None if rule is None else rule.number
+    return None if rule is None or rule.number is bool else rule.number
 
 
 @cache
@@ -139,7 +144,7 @@ def _rule(hint: Any) -> Rule:
         bounds["lt"] = math.inf
     return Rule(
         choices=next((get_args(part) for part in parts if get_origin(part) is Literal), ()),
-        number=next((part for part in parts if part is int or part is float), None),
+        number=next((part for part in parts if part in (int, float, bool)), None),
         bounds=bounds,
         optional=type(None) in parts,
     )

@@ -12,7 +12,7 @@ import numpy as np
 from scdd.core.errors import UserError
 from scdd.data.corpus import Source
 from scdd.data.encode import Encoded, Piece, peak_memory
-from scdd.data.files import read_json, write_json
+from scdd.data.files import clear_leftovers, read_json, write_json
 from scdd.data.shards import SplitInfo, verify_shards, write_shard
 
 PROGRESS = "progress.json"
@@ -59,14 +59,21 @@ class Journal:
         # A source edited between two runs would splice two corpora, so times count here (not in the manifest).
         about = {**about, "times": [os.stat(s.path).st_mtime_ns if s.size else 0 for s in sources]}
         path, tokenizer = out / PROGRESS, out / "tokenizer.json"
+        clear_leftovers(out)
         if path.exists():
             value = read_json(path)
-            splits = {name: SplitInfo.from_json(info) for name, info in value["splits"].items()}
+            try:
+                splits = {name: SplitInfo.from_json(value["splits"][name]) for name in SPLITS}
+                place, noted = (int(value["place"][0]), int(value["place"][1])), dict(value["about"])
+            except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
+                raise UserError(
+                    f"{path} is damaged ({error!r:.100}): prepare the data again, with overwrite."
+                ) from error
             if any(info.shards for info in splits.values()):
-                require_same(out, about, value["about"])
+                require_same(out, about, noted)
                 verify_shards(out, [shard for info in splits.values() for shard in info.shards])
-                return cls(path, about, (value["place"][0], value["place"][1]), splits)
-            if about != value["about"]:  # nothing but a tokenizer was made, and for another purpose
+                return cls(path, about, place, splits)
+            if about != noted:  # nothing but a tokenizer was made, and for another purpose
                 tokenizer.unlink(missing_ok=True)
         elif tokenizer.exists():
             raise UserError(f"{out} already has a tokenizer.json that is not ours to replace: choose another folder.")

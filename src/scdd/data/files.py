@@ -8,12 +8,14 @@ import io
 import json
 import lzma
 import os
+import secrets
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from scdd.core.errors import UserError, missing_extra
+from scdd.core.files import CONFIG_LIMIT
 
 # What the decompressors raise on a damaged file; a file cut short raises EOFError.
 DAMAGE = (lzma.LZMAError, gzip.BadGzipFile, zlib.error, EOFError)
@@ -136,25 +138,55 @@ def locked(folder: Path) -> Iterator[None]:
 def write_atomically(path: Path, *pieces: bytes | memoryview) -> None:
     """Write under a temporary name, sync, rename: a reader sees the old file or the new one, whatever happens.
 
-    The temporary name is fixed, so an interrupted write leaves one file at most, and the next write takes it over.
+    Nobody can foresee the temporary name, and nothing may lie there: in a folder that others write to, a link would lead
+    the text elsewhere. A process that is killed leaves that file behind; `clear_leftovers` removes it.
     """
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
-        with open(temporary, "wb") as file:
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o666)
+        with open(handle, "wb") as file:
             for piece in pieces:
                 file.write(piece)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except OSError as error:  # a full disk, most likely: leave no half of a file, and say which one it was
+    except BaseException as error:  # a full disk, most likely: leave no half of a file, and say which one it was
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-        raise OSError(error.errno, error.strerror, str(path)) from error
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+        if isinstance(error, OSError):
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
+    sync_entry(path.parent)
+
+
+def clear_leftovers(folder: Path) -> None:
+    """Remove what `write_atomically` had to leave in `folder` when its process was killed."""
+    for left in folder.glob(".*.tmp"):
+        left.unlink(missing_ok=True)
+
+
+def sync_tree(folder: Path) -> None:
+    """Everything below a new folder reaches the disk, with the rights that the folder was made with.
+
+    Libraries that write files give some of them to their owner alone, whatever the umask says.
+    """
+    rights = folder.stat().st_mode & 0o666
+    for parent, _, files in os.walk(folder):
+        for name in files:
+            os.chmod(Path(parent, name), rights)
+            sync_entry(Path(parent, name))
+        sync_entry(Path(parent))
+
+
+def sync_entry(path: Path) -> None:
+    """A file or folder reaches the disk."""
+    # Windows cannot open folders, and some network file systems refuse to sync what is open for reading.
+    with contextlib.suppress(OSError):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def write_json(path: Path, value: object) -> None:
@@ -163,10 +195,14 @@ def write_json(path: Path, value: object) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Read JSON, naming the file if it is missing or broken."""
+    """Read JSON of a bounded size, naming the file if it is missing or broken."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        with open(path, "rb") as file:
+            content = file.read(CONFIG_LIMIT + 1)
+        if len(content) > CONFIG_LIMIT:
+            raise ValueError(f"it is larger than {CONFIG_LIMIT >> 20} MiB")
+        return json.loads(content.decode("utf-8"))
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}): check the path and its permissions.") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not valid JSON ({error}): restore it, or prepare the data again.") from error

@@ -24,16 +24,19 @@ def document(facts: Mapping[str, Any], place: str) -> str:
     kind, before = facts.get("tokenizer.ggml.model"), facts.get("tokenizer.ggml.pre", "default")
     if kind != "gpt2":
         raise UserError(
-            f"{place} has a tokenizer of kind {kind}, and byte-level BPE (gpt2) can be read: take the model's Hugging "
+            f"{place} has a tokenizer of kind {kind!s:.60}, and byte-level BPE (gpt2) can be read: take the model's Hugging "
             "Face folder, which has a tokenizer.json."
         )
     if before not in READABLE:
         raise UserError(
-            f"{place} splits words in the way {before}, and {', '.join(READABLE)} are known: take the model's Hugging "
+            f"{place} splits words in the way {before!s:.60}, and {', '.join(READABLE)} are known: take the model's Hugging "
             "Face folder, which has a tokenizer.json."
         )
     tokens, types = _tokens(facts, place)
-    parts = (str(merge).partition(" ") for merge in facts.get("tokenizer.ggml.merges", ()))
+    merged = facts.get("tokenizer.ggml.merges", [])
+    if not isinstance(merged, list):
+        raise UserError(f"{place} has merges that are no list: fetch it again.")
+    parts = (str(merge).partition(" ") for merge in merged)
     merges = [(first, second) for first, _, second in parts]
     vocab = {token: i for i, token in enumerate(tokens)}
     try:

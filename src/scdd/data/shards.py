@@ -18,51 +18,28 @@ import struct
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scdd.core.errors import UserError
-from scdd.data.files import read_json, write_atomically, write_json
+from scdd.data.files import write_atomically
+from scdd.data.manifest import CURE, SCHEMA
+from scdd.data.manifest import INDEX as INDEX
+from scdd.data.manifest import ShardInfo as ShardInfo
+from scdd.data.manifest import SplitInfo as SplitInfo
+from scdd.data.manifest import read_manifest as read_manifest
+from scdd.data.manifest import write_manifest as write_manifest
 from scdd.data.tokenizer import TextTokenizer
 
 MAGIC = b"SCDDSHRD"
-SCHEMA = 1
-INDEX = "index.json"
 _PREFIX = struct.Struct("<8sII")
 _ALIGN = 64
-_CURE = "restore it, or prepare the data again"
-
-
-@dataclass(frozen=True)
-class ShardInfo:
-    """One line of the manifest."""
-
-    file: str
-    documents: int
-    tokens: int
-    size: int
-    blake2b: str
-
-
-@dataclass
-class SplitInfo:
-    """What a split holds. `bytes` and `characters` count the text that was tokenised; `tokens` counts each [EOS]."""
-
-    documents: int = 0
-    tokens: int = 0
-    bytes: int = 0
-    characters: int = 0
-    shards: list[ShardInfo] = field(default_factory=list)
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> SplitInfo:
-        """The inverse of `asdict`."""
-        return cls(**{**value, "shards": [ShardInfo(**shard) for shard in value["shards"]]})
+_LONGEST_HEADER = 1 << 16  # bytes; those that are written have 64 or 128 or 192
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
@@ -92,19 +69,25 @@ class _Shard:
 
     def __init__(self, path: Path, info: ShardInfo, tokenizer_hash: str) -> None:
         def refusal(harm: str) -> UserError:
-            return UserError(f"shard {path} {harm}: {_CURE}.")
+            return UserError(f"shard {path} {harm}: {CURE}.")
 
         try:
             size = path.stat().st_size
             with open(path, "rb") as file:
                 magic, schema, length = _PREFIX.unpack(file.read(_PREFIX.size))
+                if length > _LONGEST_HEADER or length % 8:
+                    raise ValueError("its header is longer than any that is written")
                 about = json.loads(file.read(length)) if magic == MAGIC and schema == SCHEMA else {}
         except FileNotFoundError as error:
             raise refusal("is missing") from error
-        except (struct.error, ValueError) as error:
+        except OSError as error:
+            raise refusal(f"cannot be read ({error.strerror})") from error
+        except (struct.error, ValueError, RecursionError) as error:
             raise refusal("has a damaged header") from error
         if magic != MAGIC or schema != SCHEMA:
             raise refusal(f"is not an scdd shard of schema {SCHEMA}")
+        if not isinstance(about, dict):
+            raise refusal("has a damaged header")
         if size != info.size:
             raise refusal(f"has {size} bytes, not the {info.size} of {INDEX}")
         if about.get("tokenizer") != tokenizer_hash:
@@ -116,9 +99,20 @@ class _Shard:
         dtype = np.dtype(about["dtype"])
         start = _PREFIX.size + length
         ends = start + -(-info.tokens * dtype.itemsize // 8) * 8
+        if ends + info.documents * 8 != size:
+            raise refusal(f"has {size} bytes, which its {info.tokens} tokens do not fill")
         whole = np.asarray(np.memmap(path, np.uint8, "r"))  # mapped once: every mapping keeps a file open
         self.tokens = whole[start : start + info.tokens * dtype.itemsize].view(dtype)
-        self.ends = whole[ends : ends + info.documents * 8].view("<u8")
+        self._ends = whole[ends : ends + info.documents * 8].view("<u8")
+        self._tokens, self._refusal = info.tokens, refusal
+
+    @cached_property
+    def ends(self) -> NDArray[np.uint64]:
+        """Where each document ends: always later than the one before it, the last one with the last token."""
+        ends = self._ends
+        if len(ends) and not (ends[0] > 0 and ends[-1] == self._tokens and bool((ends[1:] > ends[:-1]).all())):
+            raise self._refusal("has documents that do not end one after the other")
+        return ends
 
 
 def _allow_files(count: int) -> None:
@@ -183,9 +177,9 @@ class Shards:
             )
         about = manifest["tokenizer"]
         self.tokenizer_hash: str = about["hash"]
-        self.vocab_size, self.mask_id = int(about["vocab_size"]), int(about["mask_id"])
-        self.bos_id, self.eos_id = int(about["bos_id"]), int(about["eos_id"])
-        self.info = SplitInfo.from_json(manifest["splits"][split])
+        self.vocab_size, self.mask_id = about["vocab_size"], about["mask_id"]
+        self.bos_id, self.eos_id = about["bos_id"], about["eos_id"]
+        self.info: SplitInfo = SplitInfo.from_json(manifest["splits"][split])
         _allow_files(len(self.info.shards))
         self._shards = [_Shard(self.folder / shard.file, shard, self.tokenizer_hash) for shard in self.info.shards]
         self._tokens_before = [0, *accumulate(shard.tokens for shard in self.info.shards)]
@@ -196,7 +190,7 @@ class Shards:
         """The tokenizer beside the shards, which must be the one they were made with."""
         tokenizer = TextTokenizer.from_file(self.folder / "tokenizer.json")
         if tokenizer.hash != self.tokenizer_hash:
-            raise UserError(f"{self.folder / 'tokenizer.json'} is not the tokenizer of these shards: {_CURE}.")
+            raise UserError(f"{self.folder / 'tokenizer.json'} is not the tokenizer of these shards: {CURE}.")
         return tokenizer
 
     def require(self, tokenizer: TextTokenizer) -> None:
@@ -220,7 +214,13 @@ class Shards:
         while start < stop:
             base, limit = self._tokens_before[first], self._tokens_before[first + 1]
             end = min(stop, limit)
-            pieces.append(self._shards[first].tokens[start - base : end - base].astype(np.int64))
+            piece = self._shards[first].tokens[start - base : end - base].astype(np.int64)
+            if int(piece.max()) >= self.vocab_size:  # an embedding has no row for it
+                raise UserError(
+                    f"shard {self.folder / self.info.shards[first].file} holds the id {int(piece.max())}, and its tokenizer "
+                    f"has {self.vocab_size}: {CURE}."
+                )
+            pieces.append(piece)
             start, first = end, first + 1
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces or [np.empty(0, np.int64)])
 
@@ -245,42 +245,7 @@ def verify_shards(folder: Path, shards: Sequence[ShardInfo], threads: int = 4) -
         for shard, digest in zip(shards, digests, strict=True):
             if digest != shard.blake2b:
                 harm = "is missing" if digest is None else "is damaged (its checksum differs)"
-                raise UserError(f"shard {folder / shard.file} {harm}: {_CURE}.")
-
-
-def write_manifest(
-    folder: Path, tokenizer: TextTokenizer, preparation: dict[str, Any], splits: dict[str, SplitInfo]
-) -> None:
-    """Write index.json, last of all: a folder that has one is complete."""
-    value = {
-        "format": "scdd-shards",
-        "schema": SCHEMA,
-        "tokenizer": {
-            "file": "tokenizer.json",
-            "hash": tokenizer.hash,
-            "vocab_size": tokenizer.size,
-            "mask_id": tokenizer.mask_id,
-            "bos_id": tokenizer.bos_id,
-            "eos_id": tokenizer.eos_id,
-        },
-        "preparation": preparation,
-        "splits": {name: asdict(info) for name, info in splits.items() if info.shards},
-    }
-    write_json(folder / INDEX, value)
-
-
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """The contents of index.json; refuses a folder that has none or another schema."""
-    if not (folder / INDEX).is_file():
-        begun = (folder / "progress.json").exists()
-        cure = "its preparation was interrupted, run the same one again" if begun else "prepare it first"
-        raise UserError(f"{folder} holds no prepared data, {INDEX} is missing: {cure} (`scdd prepare`).")
-    value = cast(dict[str, Any], read_json(folder / INDEX))
-    if value.get("format") != "scdd-shards" or value.get("schema") != SCHEMA:
-        raise UserError(
-            f"{folder / INDEX} is not a manifest of schema {SCHEMA}: prepare the data again with this version."
-        )
-    return value
+                raise UserError(f"shard {folder / shard.file} {harm}: {CURE}.")
 
 
 def _digest(path: Path) -> str | None:

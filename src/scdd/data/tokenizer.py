@@ -6,35 +6,34 @@ process, not a word, so clean data must not hold it.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from scdd.core.errors import UserError, reason
-from scdd.core.files import TOKENIZER_LIMIT, read_json, read_text
+from scdd.core.files import TOKENIZER_LIMIT
 from scdd.data.files import write_atomically
 
 if TYPE_CHECKING:
     from scdd.core.types import Vocab
 
 BOS, EOS, MASK = "[BOS]", "[EOS]", "[MASK]"
-_BOS_NAMES = (BOS, "<s>", "<bos>", "<|begin_of_text|>", "<|startoftext|>", "[CLS]", "<|endoftext|>")
-_EOS_NAMES = (EOS, "</s>", "<eos>", "<|end_of_text|>", "[SEP]", "<|endoftext|>")
-_MASK_NAMES = (MASK, "<mask>", "<|mask|>", "<|mdm_mask|>")
-_BOUNDARY = "<|endoftext|>"  # what pretrained models have between documents, whatever ends a turn of a chat
-# Special tokens that were kept free: a mask may be one of them.
-_SPARE = re.compile(r"<\|reserved_special_token_\d+\|>|<unused\d+>|<\|(?:extra|unused|reserved)_?\d+\|>|<extra_id_\d+>")
 _PAD_NAMES = ("[PAD]", "<pad>", "<|pad|>", "<|padding|>")
-_CONFIG = "tokenizer_config.json"
-_BUNDLED = Path(__file__).resolve().parent.parent / "assets" / "model" / "tokenizer.json"
 SMALLEST, LARGEST = 256 + 3, 1 << 20  # every byte, [BOS], [EOS], [MASK]; the library ends the process beyond its memory
+MOST_IDS = 1 << 24
+MOST_VALUES = 1 << 23  # in a tokenizer.json; those of 250,000 tokens have about two million
+MOST_PARTS, MOST_GROWTH, LONGEST_PATTERN = 32, 64, 4096  # of normalizers and the like, and of what they do to a text
+PROBE = "A text, 1 of 2:\n  naïve — 中文 🙂 don't"
 
 # Byte-level pre-tokenisation makes a lone newline between two visible characters a piece of its own, whatever is
 # around it; so a text cut there gives the same ids, and the library is faster on short texts.
@@ -51,18 +50,17 @@ class TextTokenizer:
         """`document`: a tokenizer.json as `save` writes it (other files: `from_file`)."""
         self.added = 0
         """How many ids `completed` had to add: those that a model which came with the tokenizer does not know."""
-        self._tokenizer = _parsed(document, place)
-        self._tokenizer.no_padding()
-        self._tokenizer.no_truncation()
+        self._tokenizer, self._document = _parsed(document, place)
+        self._place = place
         self._tokenizer.encode_special_tokens = True
-        self._document: dict[str, Any] = json.loads(document)
         if (roles := _template(self._document)) is None:
             raise UserError(f"{place} does not say which tokens are [BOS], [EOS] and [MASK]: load it with from_file.")
         self.bos, self.eos, self.mask = roles
         self.bos_id, self.eos_id, self.mask_id = (self._id(name) for name in (self.bos, self.eos, self.mask))
-        self.size: int = max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+        self.size = _size(self._tokenizer, place)
         if self.mask in _PAD_NAMES or self.mask_id in (self.bos_id, self.eos_id):
             raise UserError(f"{place} uses {self.mask} as its mask: the mask must be a token of its own, not padding.")
+        self.decode(self.encode(PROBE))  # what fails, fails now
 
     # -- making one ---------------------------------------------------------------------------------------------
 
@@ -72,36 +70,16 @@ class TextTokenizer:
 
         A tokenizer_config.json beside it says which tokens begin and end a text.
         """
-        path = Path(path)
-        if path.suffix == ".gguf":
-            from scdd.data.gguf import read
+        from scdd.data.complete import read
 
-            document, ends = read(path)
-            return cls.completed(document, str(path), *ends)
-        path = path / "tokenizer.json" if path.is_dir() else path
-        try:
-            document = read_text(path, TOKENIZER_LIMIT)
-        except UserError as error:
-            raise UserError(f"{str(error).rpartition(':')[0]}: give the path of a tokenizer.json.") from error
-        return cls.completed(document, str(path), *_named(path.parent / _CONFIG))
+        return cls.completed(*read(Path(path)))
 
     @classmethod
     def load(cls, name: str | Path) -> TextTokenizer:
         """A tokenizer.json, a folder that holds one, a .gguf file, a name on the Hugging Face hub, or "bundled", the package's."""
-        if str(name) == "bundled" and not Path(name).exists():
-            return cls.from_file(_BUNDLED)
-        if Path(name).exists() or str(name).endswith((".json", ".gguf")):
-            return cls.from_file(name)
-        try:
-            from huggingface_hub import snapshot_download
+        from scdd.data.complete import found
 
-            folder = snapshot_download(str(name), allow_patterns=["tokenizer.json", _CONFIG])
-        except Exception as error:
-            raise UserError(
-                f"tokenizer {name} is neither a file nor a name that the hub knows ({reason(error)}): check it.",
-                "tokenizer",
-            ) from error
-        return cls.from_file(folder)
+        return cls.from_file(found(name))
 
     @classmethod
     def train(cls, texts: Iterable[str], size: int) -> TextTokenizer:
@@ -132,27 +110,14 @@ class TextTokenizer:
         token: chat models name the ends of a turn, and documents lie between <|endoftext|>. The mask is a token of a known
         name, else one that was kept free, else [MASK] on the next free id.
         """
-        tokenizer = _parsed(document, place)
-        if _template(json.loads(document)) is not None:
+        tokenizer, plain = _parsed(document, place)
+        if _template(plain) is not None:
             return cls(document, place)
-        special = {token["content"] for token in json.loads(tokenizer.to_str())["added_tokens"] if token["special"]}
-        if (bos or eos) and _BOUNDARY in special:
-            bos = eos = _BOUNDARY
-        bos, eos = (name if name and tokenizer.token_to_id(name) is not None else None for name in (bos, eos))
-        if bos is None and eos is None:
-            bos, eos = (_first(tokenizer, names) for names in (_BOS_NAMES, _EOS_NAMES))
-        bos, eos = bos or eos or BOS, eos or bos or EOS
-        size = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
-        mask = _first(tokenizer, _MASK_NAMES) or _spare(tokenizer) or MASK
-        tokenizer.add_special_tokens([bos, eos])
-        tokenizer.add_special_tokens([mask])  # after the others: a mask that had to be added is the last id
-        ids = {name: tokenizer.token_to_id(name) for name in (bos, eos, mask)}
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single=f"{bos} $A {eos}", special_tokens=sorted(ids.items())
-        )
-        tokenizer.no_padding()
-        tokenizer.no_truncation()
-        made = cls(tokenizer.to_str(), place)
+        from scdd.data.complete import complete
+
+        size = _size(tokenizer, place)
+        with _library(place):
+            made = cls(complete(tokenizer, bos, eos), place)
         made.added = made.size - size
         return made
 
@@ -165,16 +130,19 @@ class TextTokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text; special tokens are neither added nor recognised."""
         if not self._cuts_at_newlines:
-            return [e.ids for e in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+            with _library(self._place):
+                return [e.ids for e in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
         pieces = [_PARAGRAPH.split(text) for text in texts]
         flat = [piece for parts in pieces for piece in parts]
-        encoded = iter(self._tokenizer.encode_batch_fast(flat, add_special_tokens=False))
+        with _library(self._place):
+            encoded = iter(self._tokenizer.encode_batch_fast(flat, add_special_tokens=False))
         return [[i for _ in parts for i in next(encoded).ids] for parts in pieces]
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """Text of any ids: those out of range are dropped, broken UTF-8 shows as U+FFFD."""
         known = [i for i in map(int, ids) if 0 <= i < self.size]
-        return str(self._tokenizer.decode(known, skip_special_tokens=skip_special))
+        with _library(self._place):
+            return str(self._tokenizer.decode(known, skip_special_tokens=skip_special))
 
     def token(self, i: int) -> str:
         """What one id reads as, special tokens by their names."""
@@ -183,13 +151,13 @@ class TextTokenizer:
     @cached_property
     def special_tokens(self) -> dict[str, int]:
         """Names of all special tokens, those of a model's chats among them, with their ids."""
-        added = [token for token in self._document.get("added_tokens", []) if token.get("special")]
-        return {token["content"]: int(token["id"]) for token in added if token["content"]}
+        added = [token["content"] for token in self._document.get("added_tokens", []) if token.get("special")]
+        return {name: self._id(name) for name in added if name}
 
     @property
     def padding(self) -> tuple[str, int] | None:
         """Name and id of a token for padding, where there is one; nothing here needs it."""
-        name = _first(self._tokenizer, _PAD_NAMES)
+        name = first(self._tokenizer, _PAD_NAMES)
         return None if name is None else (name, self._id(name))
 
     @property
@@ -248,31 +216,102 @@ def single_threaded() -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
-def _parsed(document: str, place: str) -> Tokenizer:
-    try:
-        return Tokenizer.from_str(document)
-    except Exception as error:  # the library raises bare Exception
-        raise UserError(
-            f"{place} is not a tokenizer.json ({error}): give the file of a `tokenizers` tokenizer."
-        ) from error
-
-
-def _first(tokenizer: Tokenizer, names: Sequence[str]) -> str | None:
+def first(tokenizer: Tokenizer, names: Sequence[str]) -> str | None:
+    """The first of the names that is a token; None where none is."""
     return next((name for name in names if tokenizer.token_to_id(name) is not None), None)
 
 
-def _spare(tokenizer: Tokenizer) -> str | None:
-    """The special token of the lowest id that its makers kept free; None where there is none."""
-    free = [(i, name) for name, i in tokenizer.get_vocab(with_added_tokens=True).items() if _SPARE.fullmatch(name)]
-    return min(free)[1] if free else None
+# -- what comes from outside ------------------------------------------------------------------------------------------
 
 
-def _named(config: Path) -> tuple[str | None, str | None]:
-    """(bos, eos) of a tokenizer_config.json, which writes a token as its name or as an object with its content."""
-    found = read_json(config) if config.is_file() else {}
-    names = [found.get(role) for role in ("bos_token", "eos_token")]
-    bos, eos = (name.get("content") if isinstance(name, dict) else name for name in names)
-    return bos if isinstance(bos, str) else None, eos if isinstance(eos, str) else None
+def _parsed(document: str, place: str) -> tuple[Tokenizer, dict[str, Any]]:
+    """(The library's tokenizer, the document as plain data), once nothing in it can grow, abort or be too much."""
+    try:
+        refuse_large(document)
+        plain = json.loads(document)
+        _check(plain)
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise _no_tokenizer(place, error) from error
+    with _library(place):
+        # Padding and truncation are never used, and a wrong one makes the library panic.
+        text = document if not (plain.get("padding") or plain.get("truncation")) else _without_both(plain)
+        tokenizer = Tokenizer.from_str(text)
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+    return tokenizer, plain
+
+
+def refuse_large(document: str) -> None:
+    """ValueError where plain data from a JSON text would take gigabytes: twenty times its room, if it is made for that."""
+    if len(document) > TOKENIZER_LIMIT or sum(map(document.count, "[{,")) > MOST_VALUES:
+        raise ValueError(f"it is larger than {TOKENIZER_LIMIT >> 20} MiB or has more than {MOST_VALUES:,} values")
+
+
+def _without_both(plain: dict[str, Any]) -> str:
+    return json.dumps({**plain, "padding": None, "truncation": None})
+
+
+def _check(plain: Any) -> None:
+    """ValueError where a part would make texts grow without bound, or the library end the process."""
+    if not isinstance(plain, dict) or not isinstance(plain.get("model"), dict):
+        raise ValueError("it has no model")
+    if plain["model"].get("continuing_subword_prefix") and "merges" in plain["model"]:
+        raise ValueError("its BPE has a continuing_subword_prefix")  # cut off at any byte, which ends the process
+    for side in (("normalizer", "pre_tokenizer"), ("decoder",)):
+        parts = [part for name in side for part in _parts(plain.get(name))]
+        growth = prod(map(_growth, parts))
+        if len(parts) > MOST_PARTS or not growth <= MOST_GROWTH:
+            raise ValueError(f"its {side[0]} makes texts {growth:,.0f} times as long in {len(parts)} parts")
+
+
+def _parts(part: Any, depth: int = 0) -> Iterator[dict[str, Any]]:
+    """A component and those inside it."""
+    if isinstance(part, dict) and depth < MOST_PARTS:
+        yield part
+        for inside in part.values():
+            for each in inside if isinstance(inside, list) else ():
+                yield from _parts(each, depth + 1)
+
+
+def _growth(part: dict[str, Any]) -> float:
+    """By how much, at most, one component makes a text longer."""
+    if part.get("type") == "ByteLevel":
+        return 2.0
+    if part.get("type") == "Precompiled":  # a trie, then the texts that it leads to, each ended by a zero
+        table = base64.b64decode(part["precompiled_charsmap"])
+        return max(map(len, table[4 + int.from_bytes(table[:4], "little") :].split(b"\0")))
+    pattern = part.get("pattern")
+    if not isinstance(pattern, dict):
+        return 1.0 + len(part.get("prepend", ""))
+    longest = max(map(len, pattern.values()), default=0)
+    if not 0 < longest <= LONGEST_PATTERN:
+        raise ValueError(f"a pattern has {longest} characters")
+    return max(1.0, len(part.get("content", "")) / len(pattern.get("String", "x")))
+
+
+def _size(tokenizer: Tokenizer, place: str) -> int:
+    size: int = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0) + 1
+    if not 3 <= size <= MOST_IDS:
+        raise UserError(f"{place} has ids up to {size - 1}, from 2 to {MOST_IDS - 1} are read: use another tokenizer.")
+    return size
+
+
+@contextmanager
+def _library(place: str) -> Iterator[None]:
+    """Whatever the library raises is about the file; its panics are no Exceptions."""
+    try:
+        yield
+    except UserError:
+        raise
+    except BaseException as error:
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            raise _no_tokenizer(place, error) from error
+        raise
+
+
+def _no_tokenizer(place: str, error: BaseException) -> UserError:
+    why = reason(error)[:300]
+    return UserError(f"{place} is not a tokenizer.json ({why}): give the file of a `tokenizers` tokenizer.")
 
 
 def _template(document: dict[str, Any]) -> tuple[str, str, str] | None:
@@ -280,6 +319,9 @@ def _template(document: dict[str, Any]) -> tuple[str, str, str] | None:
     processor = document.get("post_processor") or {}
     if processor.get("type") != "TemplateProcessing":
         return None
-    ends = [piece["SpecialToken"]["id"] for piece in processor["single"] if "SpecialToken" in piece]
-    masks = [name for name in processor["special_tokens"] if name not in ends]
+    try:
+        ends = [piece["SpecialToken"]["id"] for piece in processor["single"] if "SpecialToken" in piece]
+        masks = [name for name in processor["special_tokens"] if name not in ends]
+    except (KeyError, TypeError):  # the library has other spellings
+        return None
     return (ends[0], ends[1], masks[0]) if len(ends) == 2 and len(masks) == 1 else None

@@ -68,19 +68,31 @@ def load(
             f"{checkpoint.folder} has no tokenizer.json, so it cannot write text: convert it with its tokenizer."
         )
     spec = model_recipe(checkpoint.recipe, str(checkpoint.folder / "recipe.yaml"), changes)
+    denoiser = _network(checkpoint, network)
     model = LM(
-        _network(checkpoint, network),
+        denoiser,
         _process(checkpoint, spec, process),
-        TextTokenizer(checkpoint.tokenizer, str(checkpoint.folder / "tokenizer.json")),
+        _tokenizer(checkpoint),
         context or (spec.length if spec is not None else row_length(checkpoint.recipe) or CONTEXT),
         sampling=spec.sampling if spec is not None else SamplingOptions(),
         repair=_repair(checkpoint),
-        quality=_quality(checkpoint),
+        quality=_quality(checkpoint, denoiser),
         name="the bundled model" if source in (None, bundle.BUNDLED) else str(source),
     )
     template = checkpoint.extra.get(bundle.CHAT_TEMPLATE)
     model.chat_template = template if isinstance(template, str) else None
     return model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def _tokenizer(checkpoint: bundle.Bundle) -> TextTokenizer:
+    """The tokenizer, whose ids must be those that the network has rows for."""
+    tokenizer = TextTokenizer(checkpoint.tokenizer or "", str(checkpoint.folder / bundle.TOKENIZER))
+    if tokenizer.vocab != checkpoint.vocab:
+        raise UserError(
+            f"{checkpoint.folder} has {checkpoint.vocab.size} ids with the mask {checkpoint.vocab.mask_id}, and its "
+            f"{bundle.TOKENIZER} {tokenizer.size} with {tokenizer.mask_id}: {bundle.CURE}."
+        )
+    return tokenizer
 
 
 def _network(checkpoint: bundle.Bundle, own: nn.Module | Callable[[Vocab], nn.Module] | None) -> Network:
@@ -99,6 +111,11 @@ def _network(checkpoint: bundle.Bundle, own: nn.Module | Callable[[Vocab], nn.Mo
         elif description.get("kind") == "import" and checkpoint.hub:
             raise UserError(f"its network would run the code of {description.get('target')} on this machine")
         else:
+            depth = description.get("depth")
+            if isinstance(depth, int) and depth > len(weights):
+                raise UserError(f"it says {depth} blocks and has {len(weights)} weights")
+            if description.get("kind") != "import":  # whatever they are stored as, it is float32 that is computed with
+                weights = {name: each.float() for name, each in weights.items()}
             with torch.device("meta"):
                 network = make_network(description, checkpoint.vocab)
     except UserError as error:
@@ -108,7 +125,7 @@ def _network(checkpoint: bundle.Bundle, own: nn.Module | Callable[[Vocab], nn.Mo
     try:
         network.load_weights(weights)
     except RuntimeError as error:
-        detail = str(error).splitlines()[-1].strip()
+        detail = str(error).splitlines()[-1].strip()[:300]
         whose, cure = (
             ("its", "take the folder again") if own is None else ("this", "hand over the one that was trained")
         )
@@ -124,7 +141,7 @@ def _process(
         return wanted
     if bundle.FOREIGN in checkpoint.extra:
         raise UserError(
-            f"{checkpoint.folder} was trained with {checkpoint.extra[bundle.FOREIGN]}, which its recipe cannot name: "
+            f"{checkpoint.folder} was trained with {checkpoint.extra[bundle.FOREIGN]!s:.200}, which its recipe cannot name: "
             "load it from Python with that process, scdd.load(folder, process=…)."
         )
     names = ", ".join(PROCESSES)
@@ -169,17 +186,22 @@ def _repair(checkpoint: bundle.Bundle) -> RepairOptions:
         return RepairOptions(**checkpoint.extra.get(REPAIR, {}))
     except (TypeError, UserError) as error:
         raise UserError(
-            f"{checkpoint.folder}'s {bundle.META} has wrong repair options ({error}): mend them."
+            f"{checkpoint.folder}'s {bundle.META} has wrong repair options ({str(error)[:200]}): mend them."
         ) from error
 
 
-def _quality(checkpoint: bundle.Bundle) -> QualityHead | None:
+def _quality(checkpoint: bundle.Bundle, network: Network) -> QualityHead | None:
     """PRISM's head, where one was trained."""
     prefix = "quality."
     weights = {k.removeprefix(prefix): v for k, v in checkpoint.weights.items() if k.startswith(prefix)}
     if not weights:
         return None
-    inner, width = weights["first.weight"].shape
+    found = {name: tuple(weight.shape) for name, weight in weights.items()}
+    shape = found.get("first.weight", ())
+    inner, width = shape if len(shape) == 2 else (0, 0)
+    wanted = {"first.weight": (inner, width), "first.bias": (inner,), "last.weight": (1, inner), "last.bias": (1,)}
+    if found != wanted or not inner or width != network.head.weight.shape[1]:
+        raise UserError(f"{checkpoint.folder}'s quality head does not fit its network: {bundle.CURE}.")
     head = QualityHead(width, inner)
-    head.load_state_dict(weights)
+    head.load_state_dict({name: weight.float() for name, weight in weights.items()})
     return head.eval().requires_grad_(False)

@@ -7,9 +7,10 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
+from annotated_types import Interval
 from pydantic import Discriminator
 
-from scdd.core.errors import OptionError, UserError
+from scdd.core.errors import OptionError, UserError, reason
 from scdd.core.options import Count, Options, Positive, Text
 
 if TYPE_CHECKING:
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from scdd.core.types import Vocab
     from scdd.models.network import Network
 
+# What a network of a hundred times today's size would have; a file that says more is refused before anything is built.
+Depth = Annotated[int, Interval(ge=1, le=1 << 12)]
+Width = Annotated[int, Interval(ge=1, le=1 << 20)]
 NETWORKS = {"dit": "scdd.models.dit:DiT", "llama": "scdd.models.llama:Llama", "import": "scdd.models.foreign:imported"}
 """Who builds a network, by the kind that its description names: called with the description's other entries."""
 
@@ -29,11 +33,11 @@ class PresetOptions(Options):
     kind: Literal["dit"] = field(default="dit", kw_only=True, repr=False)
     size: Literal["nano", "mini", "tiny", "small", "medium", "custom"] = "small"
     """Preset of depth, width and heads (small: 12 × 768, 12 heads, the paper's); custom takes the three below."""
-    depth: Count | None = None
+    depth: Depth | None = None
     """Transformer blocks of a custom size."""
-    width: Count | None = None
+    width: Width | None = None
     """Hidden width of a custom size, a multiple of twice the heads."""
-    heads: Count | None = None
+    heads: Width | None = None
     """Attention heads of a custom size."""
 
 
@@ -41,7 +45,7 @@ class PresetOptions(Options):
 class InputOptions(Options):
     """What the network reads besides tokens."""
 
-    cond_width: Count = 128
+    cond_width: Width = 128
     """Width of the time conditioning."""
     time_conditioning: bool = False
     """Tell the network the time; without it the network must see the noise level in the text."""
@@ -59,9 +63,9 @@ class DiTConfig(InputOptions):
     embedding reads zero for every row.
     """
 
-    depth: Count
-    width: Count
-    heads: Count
+    depth: Depth
+    width: Width
+    heads: Width
     causal: bool = False
 
     def __post_init__(self) -> None:
@@ -178,16 +182,21 @@ class LlamaConfig(DecoderOptions):
     `causal` leaves it the left-to-right model that it was; without it every token sees the whole row.
     """
 
-    depth: Count
-    width: Count
-    heads: Count
-    kv_heads: Count
-    head_width: Count
-    mlp_width: Count
+    depth: Depth
+    width: Width
+    heads: Width
+    kv_heads: Width
+    head_width: Width
+    mlp_width: Width
     causal: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.heads * self.head_width > 1 << 20:
+            raise OptionError(
+                f"heads {self.heads} of {self.head_width} channels are {self.heads * self.head_width} in all: choose fewer.",
+                "heads",
+            )
         if self.heads % self.kv_heads:
             raise OptionError(
                 f"kv_heads {self.kv_heads} does not divide the {self.heads} heads: choose a divisor.", "kv_heads"
@@ -221,15 +230,15 @@ class LlamaOptions(DecoderOptions):
     kind: Literal["llama"] = field(default="llama", kw_only=True, repr=False)
     size: Literal["smollm2-135m", "smollm2-360m", "smollm2-1.7b", "custom"] = "smollm2-135m"
     """A published shape; custom takes the five below."""
-    depth: Count | None = None
+    depth: Depth | None = None
     """Transformer blocks of a custom size."""
-    width: Count | None = None
+    width: Width | None = None
     """Hidden width of a custom size."""
-    heads: Count | None = None
+    heads: Width | None = None
     """Attention heads of a custom size."""
-    kv_heads: Count | None = None
+    kv_heads: Width | None = None
     """Heads of keys and values of a custom size, a divisor of heads."""
-    mlp_width: Count | None = None
+    mlp_width: Width | None = None
     """Width inside the MLP of a custom size."""
 
     def __post_init__(self) -> None:
@@ -298,17 +307,20 @@ def make_network(description: Mapping[str, Any], vocab: Vocab, generator: torch.
     """
     values = dict(description)
     kind = values.pop("kind", "dit")
-    if kind not in NETWORKS:
-        raise UserError(f"there is no network of kind {kind!r}: this version of scdd builds {', '.join(NETWORKS)}.")
+    if not isinstance(kind, str) or kind not in NETWORKS:
+        raise UserError(f"there is no network of kind {kind!r:.60}: this version of scdd builds {', '.join(NETWORKS)}.")
     module, _, name = NETWORKS[kind].partition(":")
     build: Callable[..., Network] = getattr(import_module(module), name)
     try:
         if kind == "import":
-            return build(vocab, generator, **values)
+            own = ImportOptions(**values)
+            if not isinstance(own.target, str) or not isinstance(own.options, Mapping):
+                raise TypeError("its target is no text, or its options are no mapping")
+            return build(vocab, generator, own.target, own.options)
         if kind == "dit":
             return build(DiTConfig(**values), vocab, generator)
         if values.get("rotary_scaling") is not None:
             values["rotary_scaling"] = RotaryScaling(**values["rotary_scaling"])
         return build(LlamaConfig(**values), vocab, generator)
     except TypeError as error:
-        raise UserError(f"the network's description does not fit its kind {kind} ({error}).") from error
+        raise UserError(f"the network's description does not fit its kind {kind} ({reason(error)[:200]}).") from error

@@ -15,11 +15,14 @@ from scdd.core.options import refusal_of
 from scdd.recipe.sections import Recipe
 from scdd.recipe.tree import hints, kinds, members, section_of, settings
 
+MOST = 20  # findings that are told
+
 
 def explain(error: ValidationError, tree: Mapping[str, Any], source: str, overrides: Mapping[str, str]) -> UserError:
     """One sentence a finding. Findings that an override caused name the override instead of the file."""
     lines = []
-    for finding in error.errors(include_url=False):
+    findings = error.errors(include_url=False)
+    for finding in findings[:MOST]:
         keys = _path(finding["loc"], tree)
         related = [at for at in overrides if keys and _related(at, ".".join(keys))]
         # A finding about a whole section names the keys that do not agree: the override of one of them is the cause.
@@ -29,6 +32,8 @@ def explain(error: ValidationError, tree: Mapping[str, Any], source: str, overri
         sentence = _sentence(finding, keys, tree)
         # Options refuse in whole sentences, with their full stop; what is made here has none yet.
         lines.append(f"{where}: {sentence}{'' if sentence.endswith(('?', '.')) else '.'}")
+    if len(findings) > MOST:
+        lines.append(f"{source}: {len(findings) - MOST:,} more mistakes are not shown.")
     return UserError("\n".join(dict.fromkeys(lines)))
 
 
@@ -53,7 +58,7 @@ def _path(location: tuple[int | str, ...], tree: Any) -> list[str]:
 
 
 def _sentence(finding: ErrorDetails, keys: list[str], tree: Mapping[str, Any]) -> str:
-    path, given, context = ".".join(keys), finding["input"], finding.get("ctx", {})
+    path, given, context = ".".join(key[:60] for key in keys), finding["input"], finding.get("ctx", {})
     match finding["type"]:
         case "unexpected_keyword_argument" | "extra_forbidden":
             return f"{path} is not a known key{_nearest_key(keys, tree)}"

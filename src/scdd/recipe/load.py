@@ -1,7 +1,8 @@
 """Read, check and write recipes.
 
 YAML is read as people expect it, by the rules of 1.2 for numbers and booleans, and no key twice: PyYAML follows 1.1, where
-5e-4 is a string, `no` is false, 1:30 is ninety and a repeated key silently wins.
+5e-4 is a string, `no` is false, 1:30 is ninety and a repeated key silently wins. Recipes come along with other people's
+models, so size, depth and what aliases repeat are bounded, and no tag makes anything.
 """
 
 from __future__ import annotations
@@ -14,18 +15,24 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import yaml
+from annotated_types import Interval
 from pydantic import TypeAdapter, ValidationError
 
-from scdd.core.errors import UserError
-from scdd.core.options import Count, Options
+from scdd.core.errors import UserError, reason
+from scdd.core.options import Options
 from scdd.processes.options import ProcessOptions
 from scdd.samplers.options import SamplingOptions
 
 T = TypeVar("T")
 SHIPPED = Path(__file__).resolve().parent.parent / "recipes"
+LARGEST = 1 << 18  # bytes of a recipe, of which PyYAML reads about 200,000 a second
+DEEPEST = 32  # levels of sections and lists
+MOST_NODES = 10_000  # keys and values, those that an alias repeats counted again
+MOST_ALIASES = 16
+LONGEST = 1 << 20  # tokens of a trained model's rows
 
 
 if TYPE_CHECKING:
@@ -44,7 +51,7 @@ class ModelRecipe(Options):
     """What a trained model needs of its recipe; the rest was for training it."""
 
     process: ProcessOptions
-    length: Count
+    length: Annotated[int, Interval(ge=1, le=LONGEST)]
     sampling: SamplingOptions = SamplingOptions()
 
 
@@ -52,7 +59,8 @@ def load(name: str | Path, overrides: Iterable[str] = ()) -> Recipe:
     """The recipe in a file, in a run folder, or shipped under that name ("nano", "paper/owt-scdd-0.1")."""
     path = find(name)
     try:
-        text = path.read_text(encoding="utf-8")
+        with open(path, "rb") as file:
+            text = file.read(LARGEST + 1).decode("utf-8")  # `parse` refuses what is longer
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: it is not UTF-8 text; save the recipe as UTF-8 YAML.") from error
     except OSError as error:
@@ -72,14 +80,14 @@ def model_recipe(text: str, source: str = "recipe", overrides: Iterable[str] = (
         return None
     changed, paths = _overridden(tree, overrides)
     wanted: dict[str, Any] = {name: changed[name] for name in ("process", "sampling") if name in changed}
-    data = {**wanted, "length": (changed.get("data") or {}).get("length")}
+    data = {**wanted, "length": _section(changed, "data").get("length")}
     return _checked(TypeAdapter(ModelRecipe), data, source, paths)
 
 
 def row_length(text: str, source: str = "recipe") -> int | None:
     """How long the rows of a converted checkpoint were, if its recipe says so."""
-    length = (_tree(text, source).get("data") or {}).get("length")
-    return length if isinstance(length, int) and length > 0 else None
+    length = _section(_tree(text, source), "data").get("length")
+    return length if isinstance(length, int) and 0 < length <= LONGEST else None
 
 
 def from_dict(tree: Mapping[str, Any], source: str = "recipe", overrides: Iterable[str] = ()) -> Recipe:
@@ -96,11 +104,16 @@ def _tree(text: str, source: str) -> dict[str, Any]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" in line {mark.line + 1}" if mark is not None else ""
-        problem = getattr(error, "problem", None) or str(error)
+        problem = getattr(error, "problem", None) or reason(error)
         raise UserError(f"{source}: it is not YAML{line}: {problem}.") from error
     if not isinstance(tree, dict):
         raise UserError(f"{source}: it should hold keys and values such as name, data, process and training.")
     return tree
+
+
+def _section(tree: Mapping[str, Any], name: str) -> dict[str, Any]:
+    found = tree.get(name)
+    return found if isinstance(found, dict) else {}
 
 
 def _overridden(tree: Mapping[str, Any], overrides: Iterable[str]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -174,21 +187,67 @@ _RULES: tuple[tuple[str, re.Pattern[str], str | None], ...] = (
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe loading under the rules above."""
+    """Safe loading under the rules above, of bounded size."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 (PyYAML's own attribute)
 
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._nodes = self._depth = self._aliases = 0
+        self._sizes: dict[str, int] = {}  # of what an anchor names, once it is complete
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Count as nodes are made, before anything is built from them."""
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        anchor, tag, before = event.anchor, getattr(event, "tag", None), self._nodes
+        if tag not in (None, "!", _STR):
+            raise _refusal(f"the tag {tag.rpartition(':')[2][:60]} is not read here, write the value without it", event)
+        if isinstance(event, yaml.AliasEvent):
+            self._aliases += 1
+            if anchor in self.anchors and anchor not in self._sizes:
+                raise _refusal(f"*{anchor[:60]} is a part of itself", event)
+            if self._aliases > MOST_ALIASES:
+                raise _refusal(f"it has more than {MOST_ALIASES} aliases such as *{anchor[:60]}, write them out", event)
+        value: str = getattr(event, "value", "")
+        if any("\ud800" <= letter <= "\udfff" for letter in value):
+            raise _refusal("a text has half of a character, write its code as \\U and eight digits", event)
+        # A long text counts for several: aliases may repeat it.
+        self._nodes += self._sizes.get(anchor, 0) + 1 + len(value) // 64
+        if self._nodes > MOST_NODES:
+            raise _refusal(f"it has more than {MOST_NODES:,} keys and values", event)
+        if self._depth == DEEPEST:
+            raise _refusal(f"it is nested more than {DEEPEST} levels deep", event)
+        self._depth += 1
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self._depth -= 1
+        if anchor is not None:
+            self._sizes.setdefault(anchor, self._nodes - before)
+        return node
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Refuse a repeated key."""
+        """Refuse a repeated key, and one that is no word."""
         seen: set[str] = set()
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise _refusal("a key is a list or a section, write a word", key)
             if key.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key.value!r} is there twice", key.start_mark
-                )
-            if isinstance(key.value, str):
-                seen.add(key.value)
+                raise _refusal(f"the key {key.value[:60]!r} is there twice", key)
+            seen.add(key.value)
         return super().construct_mapping(node, deep=deep)
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        """Python refuses to read thousands of digits."""
+        if len(node.value) > 100:
+            raise _refusal(f"a number has {len(node.value)} digits", node)
+        return int(super().construct_yaml_int(node))
+
+
+_STR = "tag:yaml.org,2002:str"
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
+
+
+def _refusal(problem: str, at: Any) -> yaml.constructor.ConstructorError:
+    return yaml.constructor.ConstructorError(None, None, problem, at.start_mark)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -203,6 +262,8 @@ _Dumper.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456
 
 def parse(text: str) -> Any:
     """Plain data from YAML; raises yaml.YAMLError."""
+    if len(text) > LARGEST:
+        raise yaml.YAMLError(f"it is longer than {LARGEST >> 10} KiB")
     return yaml.load(text, Loader=_Loader)
 
 

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from scdd.core.errors import UserError
+from scdd.core.files import check_header
 from scdd.core.types import Vocab
 from scdd.models.dit import DiT
 from scdd.models.weights.authors import Loadable, from_gidd, from_reference, with_averages
@@ -55,7 +56,7 @@ class NetworkFile:
     def step(self) -> int:
         """When it was saved; 0 when it does not say."""
         step = self.tree.get("global_step", 0)
-        return step if isinstance(step, int) else 0
+        return step if isinstance(step, int) and 0 <= step < 1 << 63 else 0
 
     @property
     def hyper_parameters(self) -> Any:
@@ -90,8 +91,9 @@ class NetworkFile:
 
 def _safetensors(file: Path) -> dict[str, Any]:
     try:
+        check_header(file)
         return dict(load_file(file))
-    except (OSError, safetensors.SafetensorError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, safetensors.SafetensorError) as error:
         raise UserError(f"{file} is missing or damaged ({error}): fetch it again.") from error
 
 

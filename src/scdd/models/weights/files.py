@@ -10,12 +10,13 @@ import safetensors
 from torch import Tensor
 
 from scdd.core.errors import UserError
-from scdd.core.files import read_json
+from scdd.core.files import check_header, read_json
 from scdd.models.weights.unpickle import StoredTensor, read_checkpoint
 
 SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
 INDEX = ".index.json"  # names the shards of a model in several files
 Loader = Callable[[], Tensor]
+_DAMAGE = (OSError, ValueError, KeyError, TypeError, RuntimeError, safetensors.SafetensorError)
 
 
 class Lazy(Mapping[str, Tensor]):
@@ -58,16 +59,17 @@ def loaders_of(file: Path) -> dict[str, Loader]:
 
 def _safe(file: Path) -> dict[str, Loader]:
     try:
+        check_header(file)
         handle: Any = safetensors.safe_open(file, framework="pt")
         names = list(handle.keys())
-    except (OSError, safetensors.SafetensorError) as error:
+    except _DAMAGE as error:
         raise UserError(f"{file} is missing or damaged ({error}): fetch it again.") from error
 
     def reader(name: str) -> Loader:
         def load() -> Tensor:
             try:
                 tensor: Tensor = handle.get_tensor(name)
-            except (OSError, safetensors.SafetensorError) as error:
+            except _DAMAGE as error:
                 raise UserError(f"{file} is damaged at {name} ({error}): fetch it again.") from error
             return tensor
 
@@ -96,5 +98,5 @@ def _sharded(folder: Path, index: str) -> dict[str, Loader]:
         loaders |= loaders_of(folder / shard)
     missing = next((name for name in where if name not in loaders), None)
     if missing is not None:
-        raise UserError(f"{folder / where[missing]} has no {missing}, which {index} promises: fetch it again.")
+        raise UserError(f"{folder / str(where[missing])} has no {missing}, which {index} promises: fetch it again.")
     return loaders

@@ -19,6 +19,7 @@ from torch import Tensor
 from scdd.core.errors import UserError, missing_extra, reason
 from scdd.models.weights.files import Lazy, Loader
 from scdd.models.weights.gguf_format import MAGIC, StoredTensor, read
+from scdd.models.weights.hf import config_of
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")  # Mistral's files say llama
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -93,11 +94,11 @@ def _opened(file: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
 def _config(facts: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]], file: Path) -> dict[str, Any]:
     kind = facts.get("general.architecture")
     if kind not in ARCHITECTURES:
-        raise UserError(f"{file} is of architecture {kind}: {', '.join(ARCHITECTURES)} can be read.")
+        raise UserError(f"{file} is of architecture {kind!s:.60}: {', '.join(ARCHITECTURES)} can be read.")
 
     def number(name: str, default: Any = None) -> Any:
         value = facts.get(f"{kind}.{name}", default)
-        if not isinstance(value, (int, float)) or isinstance(value, bool):
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not abs(value) < 1e300:
             raise UserError(f"{file} does not say {kind}.{name} as one number: it is damaged, or of another network.")
         return value
 
@@ -126,7 +127,8 @@ def _config(facts: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]], fi
     if stretch == "linear":
         config["rope_scaling"] = {"rope_type": "linear", "factor": number("rope.scaling.factor")}
     elif stretch != "none":
-        raise UserError(f"{file} stretches its rotary positions by {stretch}: linear and llama3's can be read.")
+        raise UserError(f"{file} stretches its rotary positions by {stretch!s:.60}: linear and llama3's can be read.")
+    config_of(config)  # refuses what is no size of a network
     return config
 
 
@@ -141,7 +143,7 @@ def _loader(name: str, tensor: StoredTensor, heads: int | None) -> Loader:
             if heads is not None:  # [heads, pairs, 2, …] → [heads, 2, pairs, …]
                 apart = values.reshape(heads, -1, 2, *values.shape[1:])
                 values = np.ascontiguousarray(apart.swapaxes(1, 2).reshape(values.shape))
-        except (ValueError, NotImplementedError) as error:
+        except (ValueError, TypeError, IndexError, ZeroDivisionError, NotImplementedError) as error:
             raise UserError(f"The tensor {name} cannot be read ({reason(error)}): take another file.") from error
         return torch.from_numpy(values)
 

@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-MOST = 1 << 17  # entries of the metadata, or tensors
+MOST = 1 << 16  # entries of the metadata, or tensors
+MOST_VALUES = 1 << 22  # of a list in the metadata, and of all lists together: tokens, merges
+LONGEST = 1 << 24  # bytes of a text
 STRING, ARRAY = 8, 9
 SCALARS = {0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8"}
 
@@ -37,6 +39,7 @@ class Cursor:
 
     def __init__(self, content: mmap.mmap) -> None:
         self.content, self.at = content, 0
+        self.values = MOST_VALUES
 
     def take(self, count: int) -> bytes:
         """The next bytes."""
@@ -52,7 +55,10 @@ class Cursor:
 
     def string(self) -> str:
         """Its length, then UTF-8."""
-        return self.take(self.number("Q")).decode("utf-8", "replace")
+        length = self.number("Q")
+        if length > LONGEST:
+            raise ValueError(f"it has a text of {length} bytes")
+        return self.take(length).decode("utf-8", "replace")
 
     def value(self, kind: int) -> Any:
         """What a key of the metadata holds."""
@@ -63,13 +69,19 @@ class Cursor:
         inner, count = self.number("I"), self.number("Q")
         if inner != STRING:
             return self._scalars(inner, count)
-        if count > len(self.content):
-            raise ValueError("it ends too soon")
+        self._spend(count)
         return [self.string() for _ in range(count)]
+
+    def _spend(self, count: int) -> None:
+        """Values take more room here than in the file."""
+        self.values -= count
+        if self.values < 0:
+            raise ValueError(f"its metadata have more than {MOST_VALUES:,} values")
 
     def _scalars(self, kind: int, count: int) -> list[Any]:
         if kind not in SCALARS:
             raise ValueError(f"it has a value of the unknown kind {kind}")
+        self._spend(count)
         dtype = np.dtype(SCALARS[kind])
         values: list[Any] = np.frombuffer(self.take(dtype.itemsize * count), dtype).tolist()
         return values

@@ -31,7 +31,9 @@ def config_of(hf_config: Mapping[str, Any]) -> LlamaConfig:
     """The shape that a config.json describes, causal as it was trained; refuses what this package does not compute."""
     family = hf_config.get("model_type")
     if not isinstance(family, str) or family not in FAMILIES:
-        raise UserError(f"model_type is {family!r}: this version of scdd reads {', '.join(FAMILIES)}.", "model_type")
+        raise UserError(
+            f"model_type is {family!r:.60}: this version of scdd reads {', '.join(FAMILIES)}.", "model_type"
+        )
     _refuse_others(hf_config)
     width, heads = _whole(hf_config, "hidden_size"), _whole(hf_config, "num_attention_heads")
     kv_heads = heads if family == "llama" else None
@@ -59,7 +61,9 @@ def config_of(hf_config: Mapping[str, Any]) -> LlamaConfig:
 def _refuse_others(config: Mapping[str, Any]) -> None:
     """Refuse what would be computed otherwise than the config says."""
     if (act := config.get("hidden_act", "silu")) not in ("silu", "swish"):
-        raise UserError(f"hidden_act is {act!r}, and this network computes silu only: use another model.", "hidden_act")
+        raise UserError(
+            f"hidden_act is {act!r:.60}, and this network computes silu only: use another model.", "hidden_act"
+        )
     if config.get("num_experts") or config.get("num_local_experts"):
         raise UserError("the model is a mixture of experts, which is not computed here: use a dense one.", "model")
     if config.get("quantization_config"):
@@ -67,7 +71,7 @@ def _refuse_others(config: Mapping[str, Any]) -> None:
     if _window(config):
         window = config.get("sliding_window")
         raise UserError(
-            f"sliding_window is {window!r} and in use, and attention here sees the whole row: use another model.",
+            f"sliding_window is {window!r:.60} and in use, and attention here sees the whole row: use another model.",
             "sliding_window",
         )
 
@@ -92,12 +96,14 @@ def _rotary(config: Mapping[str, Any]) -> tuple[float, RotaryScaling | None]:
     named = "rope_scaling" if given is None else "rope_parameters"
     values = (config.get("rope_scaling") if given is None else given) or {}
     if not isinstance(values, Mapping):
-        raise UserError(f"{named} is {values!r}: it must be an object with rope_type in it.", named)
+        raise UserError(f"{named} is {values!r:.60}: it must be an object with rope_type in it.", named)
     values = dict(values)
     base = _real({"rope_theta": config.get("rope_theta"), **values}, "rope_theta", 10_000.0)
     for place in (config, values):
         if (part := place.get("partial_rotary_factor")) not in (None, 1, 1.0):
-            raise UserError(f"partial_rotary_factor is {part!r}, and whole heads are turned here: use another model.")
+            raise UserError(
+                f"partial_rotary_factor is {part!r:.60}, and whole heads are turned here: use another model."
+            )
     kind = values.get("rope_type", values.get("type", "default"))
     if kind == "default":
         return base, None
@@ -105,7 +111,7 @@ def _rotary(config: Mapping[str, Any]) -> tuple[float, RotaryScaling | None]:
         return base, RotaryScaling("linear", _real(values, "factor"))
     if kind != "llama3":
         raise UserError(
-            f"the rotary scaling is {kind!r}, and default, linear and llama3 are computed here: use another model.",
+            f"the rotary scaling is {kind!r:.60}, and default, linear and llama3 are computed here: use another model.",
             named,
         )
     return base, RotaryScaling(
@@ -123,7 +129,9 @@ def _whole(config: Mapping[str, Any], name: str, default: int | None = None) -> 
         return default
     most = MOST.get(name, OTHERS)
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-        raise UserError(f"{name} is {value!r} in the model's config: it must be a whole number from 1 to {most}.", name)
+        raise UserError(
+            f"{name} is {value!r:.60} in the model's config: it must be a whole number from 1 to {most}.", name
+        )
     return value
 
 
@@ -131,15 +139,15 @@ def _real(config: Mapping[str, Any], name: str, default: float | None = None) ->
     value = config.get(name)
     if value is None and default is not None:
         return default
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
-        raise UserError(f"{name} is {value!r} in the model's config: it must be a positive number.", name)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 1e300:
+        raise UserError(f"{name} is {value!r:.60} in the model's config: it must be a positive number.", name)
     return float(value)
 
 
 def _flag(config: Mapping[str, Any], name: str) -> bool:
     value = config.get(name)
     if value is not None and not isinstance(value, bool):
-        raise UserError(f"{name} is {value!r} in the model's config: it must be true or false.", name)
+        raise UserError(f"{name} is {value!r:.60} in the model's config: it must be true or false.", name)
     return bool(value)
 
 

@@ -3,6 +3,9 @@
 A pickle is a program: it names functions and calls them. Here only the few names that describe tensors mean anything,
 and those are this file's own functions; every other name becomes an inert object that records what was done to it.
 Tensors stay on disk until `StoredTensor.load`: of a Lightning checkpoint's optimiser state nothing is ever read.
+
+The standard library's unpickler in Python is used, not the one in C: a pickle's numbers make no memory there, and what it
+may set on an object can be chosen.
 """
 
 from __future__ import annotations
@@ -12,16 +15,16 @@ import pickle
 import zipfile
 import zlib
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from scdd.core.errors import UserError
+from scdd.core.errors import UserError, reason
 
 STORAGES = {
     "FloatStorage": torch.float32,
@@ -38,9 +41,19 @@ STORAGES = {
 }
 
 
+# torch's pickles hold names and shapes, tens of kilobytes; every byte of a hostile one may become a hundred.
+LARGEST_PICKLE = 8 << 20
+LARGEST_DIRECTORY = 4 << 20  # bytes of the archive's list of files
+MOST_NAMES = 4096  # foreign classes and functions
+MOST_ARGS = 64  # of a foreign call, or dimensions of a tensor
+MOST_PAIRS = 1 << 18  # that a pickle copies into dictionaries
+MOST_LARGE = 1000  # whole numbers of more than 64 bits
+
+
 class Inert:
     """Stands for anything foreign: takes every construction, state, item and call, and does nothing."""
 
+    __slots__ = ("args", "elements", "entries", "state")
     origin = ""  # module.name of what it stands for
     args: tuple[Any, ...]
     state: Any
@@ -50,14 +63,11 @@ class Inert:
     def __new__(cls, *args: Any, **kwargs: Any) -> Inert:
         """Pickles may skip `__init__`, so everything is set here."""
         self = object.__new__(cls)
-        self.args, self.state, self.entries, self.elements = args, None, {}, []
+        self.args, self.state, self.entries, self.elements = args[:MOST_ARGS], None, {}, []
         return self
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Takes what `object` would refuse."""
-
-    def __setstate__(self, state: Any) -> None:
-        self.state = state
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self.entries[key] = value
@@ -107,28 +117,35 @@ class StoredTensor:
                 return torch.empty(self.shape, dtype=self.dtype)
             flat = torch.frombuffer(content, dtype=self.dtype)
             return flat.as_strided(self.shape, self.stride, self.offset).contiguous()
-        except (KeyError, OSError, RuntimeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+        except (KeyError, OSError, RuntimeError, TypeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
             raise UserError(
-                f"{self.storage.file} is damaged at {self.storage.entry} ({error}): fetch the file again."
+                f"{self.storage.file} is damaged at {self.storage.entry[:200]} ({reason(error)[:200]}): fetch the file again."
             ) from error
 
 
 def _tensor(storage: Storage, offset: int, shape: Any, stride: Any, *rest: Any) -> StoredTensor:
+    if not isinstance(storage, Storage):
+        raise pickle.UnpicklingError("a tensor without storage")
     dtype = next((each for each in rest if isinstance(each, torch.dtype)), storage.dtype)
-    return StoredTensor(storage, dtype, int(offset), _whole(shape), _whole(stride))
+    return StoredTensor(storage, dtype, _whole((offset,))[0], _whole(shape), _whole(stride))
 
 
 def _whole(sizes: Any) -> tuple[int, ...]:
-    if not all(isinstance(size, int) and size >= 0 for size in sizes):
-        raise pickle.UnpicklingError(f"a tensor of shape {sizes}")
+    """Sizes of a tensor; torch.Size is this, too. What is wrong is not shown: it may be endless."""
+    if not isinstance(sizes, (tuple, list)) or len(sizes) > MOST_ARGS:
+        raise pickle.UnpicklingError("a tensor without a shape")
+    if not all(isinstance(size, int) and 0 <= size < 1 << 62 for size in sizes):
+        raise pickle.UnpicklingError("a tensor of an impossible shape")
     return tuple(sizes)
 
 
-def _entry(archive: zipfile.ZipFile, name: str) -> bytes:
+def _entry(archive: zipfile.ZipFile, name: str, limit: int | None = None) -> bytes:
     """A file of the archive; torch compresses nothing, so what would grow was not written by it."""
     info = archive.getinfo(name)
     if info.compress_type != zipfile.ZIP_STORED:
         raise ValueError("it is compressed")
+    if limit is not None and info.file_size > limit:
+        raise ValueError(f"{name[:60]} has {info.file_size} bytes, at most {limit} are read")
     return archive.read(info)
 
 
@@ -141,8 +158,7 @@ def _subclass(function: Any, kind: Any, args: Any, state: Any) -> Any:
 
 
 MEANINGFUL: dict[tuple[str, str], Any] = {
-    ("collections", "OrderedDict"): OrderedDict,
-    ("torch", "Size"): tuple,
+    ("torch", "Size"): _whole,
     ("torch._utils", "_rebuild_tensor"): _tensor,
     ("torch._utils", "_rebuild_tensor_v2"): _tensor,
     ("torch._utils", "_rebuild_tensor_v3"): _tensor,
@@ -152,28 +168,84 @@ MEANINGFUL: dict[tuple[str, str], Any] = {
 }
 
 
-class _Reader(pickle.Unpickler):
+def _in_turn(first: Callable[[Any], None], second: Callable[[Any], None]) -> Callable[[Any], None]:
+    def both(reader: Any) -> None:
+        first(reader)
+        second(reader)
+
+    return both
+
+
+class _Reader(pickle._Unpickler):
+    dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)
+    stack: list[Any]
+
     def __init__(self, program: bytes, file: Path, root: str) -> None:
         super().__init__(io.BytesIO(program))
-        self.file = file
-        self.root = root
+        self.file, self.root = file, root
+        self.names: dict[tuple[str, str], type[Inert]] = {}
+        self.pairs, self.large = MOST_PAIRS, 0
 
     def find_class(self, module: str, name: str) -> Any:
         """The only place where a pickle's name gets a meaning."""
         if (module, name) in MEANINGFUL:
             return MEANINGFUL[module, name]
+        if (module, name) == ("collections", "OrderedDict"):
+            return self.ordered
         if module in ("torch", "torch.storage") and name in STORAGES:
             return STORAGES[name]
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
             return getattr(torch, name)
-        return type("Inert", (Inert,), {"origin": f"{module}.{name}"})
+        if (module, name) not in self.names:
+            if len(self.names) == MOST_NAMES:
+                raise pickle.UnpicklingError(f"more than {MOST_NAMES} foreign names")
+            self.names[module, name] = type("Inert", (Inert,), {"origin": f"{module}.{name}", "__slots__": ()})
+        return self.names[module, name]
+
+    def ordered(self, pairs: Any = ()) -> OrderedDict[Any, Any]:
+        """A dictionary of pairs, which very old pickles give it; copies of copies would grow."""
+        self.pairs -= len(pairs)
+        if self.pairs < 0:
+            raise pickle.UnpicklingError("dictionaries that are copied again and again")
+        return OrderedDict(pairs)
 
     def persistent_load(self, pid: Any) -> Storage:
         """A tensor's bytes, which torch keeps outside the pickle."""
         kind, dtype, key = pid[:3]
-        if kind != "storage" or not isinstance(dtype, torch.dtype):
-            raise pickle.UnpicklingError(f"unknown persistent object {kind!r}")
+        if kind != "storage" or not isinstance(dtype, torch.dtype) or not isinstance(key, (str, int)):
+            raise pickle.UnpicklingError("an unknown persistent object")
         return Storage(self.file, f"{self.root}data/{key}", dtype)
+
+    def load_build(self) -> None:
+        """State is kept for foreign objects, and only for them: nothing of ours can be changed.
+
+        That of a dictionary, such as the `_metadata` of a state_dict, is left out.
+        """
+        state, target = self.stack.pop(), self.stack[-1]
+        if isinstance(target, Inert):
+            target.state = state
+        elif not isinstance(target, OrderedDict):
+            raise pickle.UnpicklingError("it sets the state of an object that has none")
+
+    def _few_arguments(self) -> None:
+        """Calls copy their arguments: thousands of calls with a million of them would not end."""
+        args = self.stack[-1]
+        if not isinstance(args, tuple) or len(args) > MOST_ARGS:
+            raise pickle.UnpicklingError(f"a call with more than {MOST_ARGS} arguments")
+
+    def _few_large_numbers(self) -> None:
+        """Multiples of 2**61 − 1 have one hash: a dictionary with many of them as its keys would take for ever."""
+        if isinstance(self.stack[-1], int) and self.stack[-1].bit_length() > 64:
+            self.large += 1
+            if self.large > MOST_LARGE:
+                raise pickle.UnpicklingError(f"more than {MOST_LARGE} numbers of many digits")
+
+    dispatch[pickle.BUILD[0]] = load_build
+    for code in (pickle.REDUCE, pickle.NEWOBJ):
+        dispatch[code[0]] = _in_turn(_few_arguments, dispatch[code[0]])
+    for code in (pickle.INT, pickle.LONG, pickle.LONG1, pickle.LONG4):
+        dispatch[code[0]] = _in_turn(dispatch[code[0]], _few_large_numbers)
+    del dispatch[pickle.NEWOBJ_EX[0]]  # keyword arguments, which torch never writes
 
 
 def read_checkpoint(file: str | Path) -> Any:
@@ -181,22 +253,32 @@ def read_checkpoint(file: str | Path) -> Any:
     file = Path(file)
     if not file.is_file():
         raise UserError(f"There is no checkpoint file {file}: check the path.")
-    if not zipfile.is_zipfile(file):
+    try:
+        _check_directory(file)
+        with zipfile.ZipFile(file) as archive:
+            program = next((name for name in archive.namelist() if name.endswith("data.pkl")), "data.pkl")
+            root = program.removesuffix("data.pkl")
+            if f"{root}byteorder" in archive.namelist() and _entry(archive, f"{root}byteorder", 16) != b"little":
+                raise UserError(f"{file} was written on a big-endian machine: save it again on a common one.")
+            return _Reader(_entry(archive, program, LARGEST_PICKLE), file, root).load()
+    except UserError:
+        raise
+    except Exception as error:  # a damaged pickle can fail in any way
+        why = reason(error)[:200]
+        raise UserError(f"{file} cannot be read as a PyTorch checkpoint ({why}): fetch it again.") from error
+
+
+def _check_directory(file: Path) -> None:
+    """Before the archive's files are listed, which makes an object for each of them."""
+    with open(file, "rb") as handle:
+        end = zipfile._EndRecData(handle)  # type: ignore[attr-defined]
+    if end is None:
         raise UserError(
             f"{file} is not a PyTorch zip checkpoint: it is damaged (fetch it again) or older than PyTorch 1.6 "
             "(save it again with a newer one)."
         )
-    try:
-        with zipfile.ZipFile(file) as archive:
-            program = next(name for name in archive.namelist() if name.endswith("data.pkl"))
-            root = program.removesuffix("data.pkl")
-            if f"{root}byteorder" in archive.namelist() and archive.read(f"{root}byteorder") != b"little":
-                raise UserError(f"{file} was written on a big-endian machine: save it again on a common one.")
-            return _Reader(_entry(archive, program), file, root).load()
-    except UserError:
-        raise
-    except Exception as error:  # a damaged pickle can fail in any way
-        raise UserError(f"{file} cannot be read as a PyTorch checkpoint ({error}): fetch it again.") from error
+    if end[zipfile._ECD_SIZE] > LARGEST_DIRECTORY:  # type: ignore[attr-defined]
+        raise ValueError("its list of files is too long")
 
 
 def find(tree: Any, key: str) -> Any:
