@@ -141,7 +141,7 @@ def staged(folder: str | Path) -> Iterator[Path]:
     target.parent.mkdir(parents=True, exist_ok=True)
     if not target.exists() and previous.exists():
         previous.rename(target)
-    for left in target.parent.glob(f".{escape(target.name)}.*writing"):
+    for left in target.parent.glob(f".{escape(target.name)}.{'[0-9a-f]' * 16}.writing"):  # of a process that was killed
         shutil.rmtree(left, ignore_errors=True)
     temporary.mkdir()
     try:

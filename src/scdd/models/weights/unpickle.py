@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import struct
 import zipfile
 import zlib
 from collections import OrderedDict, deque
@@ -48,6 +49,19 @@ MOST_NAMES = 4096  # foreign classes and functions
 MOST_ARGS = 64  # of a foreign call, or dimensions of a tensor
 MOST_PAIRS = 1 << 18  # that a pickle copies into dictionaries
 MOST_LARGE = 1000  # whole numbers of more than 64 bits
+
+# What a damaged archive, or a tensor that does not fit its bytes, may raise.
+_DAMAGE = (
+    KeyError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    EOFError,
+    struct.error,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 class Inert:
@@ -117,7 +131,7 @@ class StoredTensor:
                 return torch.empty(self.shape, dtype=self.dtype)
             flat = torch.frombuffer(content, dtype=self.dtype)
             return flat.as_strided(self.shape, self.stride, self.offset).contiguous()
-        except (KeyError, OSError, RuntimeError, TypeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+        except _DAMAGE as error:
             raise UserError(
                 f"{self.storage.file} is damaged at {self.storage.entry[:200]} ({reason(error)[:200]}): fetch the file again."
             ) from error
