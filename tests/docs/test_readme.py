@@ -97,7 +97,7 @@ def test_training_and_sharing(place: Path) -> None:
     train, export = find("scdd train"), find("scdd export")
     printed = run(train.command + SHORTER["scdd train nano"], place)
     assert printed.startswith(train.output.partition("\n")[0])
-    assert re.search(r"^step +\d+/4 +loss .* tokens/s ", printed, re.M)
+    assert re.search(r"^step +\d+/4 +train loss .* tokens/s ", printed, re.M)
     check(export, run(export.command, place))
 
 

@@ -119,7 +119,8 @@ def test_a_budget_of_seconds_counts_training_time_over_all_resumes(launch: Launc
         ["training.steps=100000", "training.max_seconds=0.3", "training.validate_every=100000"],
     )
     assert launch(out, sets=sets) == [0]
-    assert "out of time" in said(tmp_path, out)
+    assert "(out of time)" in said(tmp_path, out)
+    assert "raise training.max_seconds to go on" in said(tmp_path, out)
     newest = sorted((out / "checkpoints").glob("step-*"))[-1]
     facts = json.loads((newest / "resume" / "facts.json").read_text())
     assert 0.3 <= facts["seconds"] < 1.5

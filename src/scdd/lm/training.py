@@ -214,7 +214,7 @@ def _greet(log: Log, spec: Recipe, resumed: Path | None, trainer: Trainer) -> No
 def _farewell(outcome: Outcome, spec: Recipe) -> str:
     if outcome.reason == "finished":
         return f"finished {outcome.step} steps: {outcome.checkpoint}"
-    return (
-        f"stopped at step {outcome.step} of {spec.training.steps} ({outcome.reason}): {outcome.checkpoint}; "
-        "the same command goes on from there"
-    )
+    # The time is the whole run's: the same command again would stop at once.
+    late = outcome.reason == "out of time"
+    cure = "raise training.max_seconds to go on" if late else "the same command goes on from there"
+    return f"stopped at step {outcome.step} of {spec.training.steps} ({outcome.reason}): {outcome.checkpoint}; {cure}"
