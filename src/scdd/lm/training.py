@@ -79,6 +79,15 @@ def _require_same_recipe(spec: Recipe, out: Path) -> Recipe | None:
     return earlier
 
 
+def _require_ahead(spec: Recipe, out: Path, step: int) -> None:
+    """Refuse to end a run before the step that it has reached: its recipe would tell of a shorter one."""
+    if spec.training.steps < step:
+        raise UserError(
+            f"training.steps is {spec.training.steps}, and the run in {out} is at step {step} already: ask for {step} or more, "
+            "or use another folder."
+        )
+
+
 def _leaves(tree: Any, path: str = "") -> dict[str, Any]:
     if not isinstance(tree, dict):
         return {path: tree}
@@ -94,11 +103,12 @@ def _run(spec: Recipe, out: Path, network: OwnNetwork | None, device: str | None
             data = _data(spec, out, here)
             trainer = build.trainer(spec, out, here, data, own_network=network)
             resumed = trainer.resume()
+            _require_ahead(spec, out, trainer.step)
             if here.is_main:
                 if spec.training.sample_every and here.kind != "fsdp":
                     trainer.sampler = _sampler(spec, data, trainer)
-                write_atomically(out / "recipe.yaml", dumps(spec).encode())
                 trainer.log = log = _log(spec, out, trainer.step, progress)
+                write_atomically(out / "recipe.yaml", dumps(spec).encode())  # nothing is refused from here on
                 _greet(log, spec, resumed, trainer)
                 for notice in (*trainer.notices, *_changes(spec, earlier, trainer), *data.notices):
                     log.text(trainer.step, "notice", notice)
@@ -189,6 +199,11 @@ def _changes(spec: Recipe, earlier: Recipe | None, trainer: Trainer) -> Iterator
     if isinstance(aim, PrismOptions) or (isinstance(aim, ElboOptions) and (aim.weighting != "elbo" or aim.ar_share)):
         yield "train loss has the objective's weights, valid NELBO is the bound itself: the two cannot be compared"
     now = spec.training
+    if isinstance(aim, ElboOptions) and aim.ar_share and not round(aim.ar_share * now.batch_size):
+        yield (
+            f"objective.ar_share {aim.ar_share:g} of training.batch_size {now.batch_size} is less than half a row: nothing is "
+            "read left to right"
+        )
     if earlier is None or earlier.training.steps == now.steps or not 0 < trainer.step < now.steps:
         return
     if now.final_fraction < 1:
