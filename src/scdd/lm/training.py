@@ -12,6 +12,7 @@ from typing import Any
 from scdd.assemble import training as build
 from scdd.assemble.network import OwnNetwork
 from scdd.core.errors import UserError
+from scdd.core.files import TOKENIZER_LIMIT, read_text
 from scdd.data.files import locked, make_folder, write_atomically
 from scdd.lm.model import LM
 from scdd.objectives.options import ElboOptions, PrismOptions
@@ -158,7 +159,7 @@ def _data(spec: Recipe, out: Path, here: World) -> build.Corpus:
 
 
 def _text(file: Path) -> str | None:
-    return file.read_text(encoding="utf-8") if file.is_file() else None
+    return read_text(file, TOKENIZER_LIMIT) if file.is_file() else None
 
 
 def _sampler(spec: Recipe, data: build.Corpus, trainer: Trainer) -> Callable[[], list[str]]:

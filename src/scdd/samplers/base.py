@@ -135,7 +135,8 @@ class Sampler(ABC):
         if made.__module__.startswith("scdd."):
             return str(getattr(self, "kind", made.__name__.lower()))
         # One of your own is no other than what it derives from, and not one of ours that is called alike.
-        name = str(self.kind) if "kind" in vars(made) else made.__name__.lower()
+        name = made.__name__.lower()
+        name = str(getattr(self, "kind", name)) if "kind" in vars(made) else name
         return f"{made.__module__}.{name}" if name in SAMPLER_NAMES else name
 
     @property
