@@ -108,6 +108,14 @@ def test_a_run_becomes_a_folder_that_loads_and_samples(
         assert text == original.generate(1, prompt="The river", length=12, seed=3)[0].text
 
 
+def test_paths_are_shown_as_they_were_given(
+    export: Export, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    _, printed, _ = export("run", "--out", "small")
+    assert printed.startswith("run/checkpoints/step-00000002 → small, step 2\n")
+
+
 def test_an_existing_model_is_replaced_only_by_force(export: Export, run: Path, tmp_path: Path) -> None:
     out = tmp_path / "small"
     out.mkdir()  # an empty folder has nothing to lose

@@ -19,6 +19,7 @@ from scdd.evals.measure.specs import SamplingSpec
 from scdd.evals.measure.store import MeasureContext, Store
 from scdd.evals.measure.walk import settled
 from scdd.recipe import load as recipe
+from scdd.samplers import ancestral, remdm
 from scdd.samplers.base import Context, Sampler
 from scdd.schedules.base import Schedule
 from scdd.training.parallel import World
@@ -120,3 +121,21 @@ def test_a_schedule_is_known_by_its_settings() -> None:
             raise NotImplementedError
 
     assert repr(Bent(2.0)) == "Bent(power=2.0)"
+
+
+def test_a_sampler_that_derives_from_ours_has_a_name_of_its_own(example: tuple[Path, dict[str, Any]]) -> None:
+    """Else its measurements would be filed as the built-in's, and have the paper's numbers beside them."""
+    folder, names = example
+
+    class Eager(ancestral.Ancestral):
+        pass
+
+    class Ancestral(ancestral.Ancestral):
+        pass
+
+    lm = scdd.load(folder / "late", process=names["process"])
+    found = [
+        settled(SamplingSpec(changes={"sampler": each}), lm) for each in (ancestral.Ancestral(), Eager(), Ancestral())
+    ]
+    assert [each["sampler"] for each in found] == ["ancestral", "eager", f"{__name__}.ancestral"]
+    assert [remdm.Remdm().name, Eager().name] == ["remdm", "eager"]

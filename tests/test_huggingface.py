@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -210,6 +210,21 @@ def test_the_autoregressive_model_generates(place: Path, found: dict[str, dict[s
         ended |= best == own.eos_id
         rows = torch.cat([rows, best[:, None]], dim=1)
     assert torch.equal(found[name]["generated"], rows[:, : found[name]["generated"].shape[1]])
+
+
+def test_the_end_of_a_turn_ends_a_text(tmp_path: Path) -> None:
+    """A chat model that goes on after its turn would talk to itself."""
+    source, own = bundle.read(checkpoint(tmp_path / "source", NETWORKS["causal"])), tiny.tokenizer()
+    for number, (end, ids) in enumerate(
+        {"": own.eos_id, own.eos: own.eos_id, own.bos: [own.eos_id, own.bos_id]}.items()
+    ):
+        template = "{% for m in messages %}{{ m.content }}" + end + "{% endfor %}"
+        folder = bundle.write(
+            tmp_path / str(number), replace(source, extra={"chat_template": template}), source.weights
+        )
+        assert main(["export", str(folder), "--out", str(tmp_path / f"out-{number}"), "--hf"]) == 0
+        written = json.loads((tmp_path / f"out-{number}" / "generation_config.json").read_text())
+        assert written["eos_token_id"] == ids
 
 
 def test_sampling_without_scdd(found: dict[str, dict[str, Any]]) -> None:

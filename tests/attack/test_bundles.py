@@ -69,6 +69,7 @@ def test_weights_that_are_no_numbers_are_refused(folder: Path, value: float, nam
         ("network", {"kind": "llama", "rotary_scaling": 5}),
         ("extra", []),
         ("extra", None),
+        ("extra", {"chat_template": ["a"]}),
         ("extra", {"repair": [1]}),
         ("extra", {"repair": {"steps": "many"}}),
         ("versions", 5),

@@ -20,6 +20,7 @@ import torch
 from scdd.cli.main import main
 from scdd.core.errors import UserError
 from scdd.data.files import locked
+from scdd.evals.measure.store import FOLDER
 from scdd.evals.report.sections import training_curves
 from scdd.training.log import METRICS, Lines, read_metrics
 from scdd.training.parallel import World
@@ -256,6 +257,37 @@ def test_an_export_that_cannot_be_written_is_a_sentence(
         assert main(["export", str(run), "--out", str(tmp_path / "small")]) == 2
     assert "File too large" in capsys.readouterr().err
     assert not list(tmp_path.glob("*small*"))
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"{}", b""])
+def test_a_damaged_tokenizer_of_the_run_is_a_sentence(
+    content: bytes, recipe: Path, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / "tokenizer.json").write_bytes(content)
+    capsys.readouterr()
+    assert train(recipe, run, 12) == 2
+    assert "tokenizer.json" in capsys.readouterr().err
+
+
+def test_digests_that_leave_a_file_out_are_damage(run: Path) -> None:
+    (run / "checkpoints" / NEW / "resume" / "digests.json").write_text("{}")
+    checkpoint, notices = sound_checkpoint(run, World())
+    assert checkpoint is not None
+    assert checkpoint.name == OLD
+    assert "does not list" in notices[0]
+
+
+def test_a_damaged_measurement_is_a_sentence(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / FOLDER).mkdir(exist_ok=True)
+    for content in (
+        b"\xff",
+        b"[]",
+        b'{"kind": "likelihood"}',
+        b'{"kind": 1, "label": 2, "settings": 3, "result": 4, "made": 5}',
+    ):
+        (run / FOLDER / "likelihood-0.json").write_bytes(content)
+        assert main(["report", str(run), "--out", str(tmp_path / "page.html")]) == 2
+        assert "likelihood-0.json is damaged" in capsys.readouterr().err
 
 
 def test_a_metrics_line_cut_inside_a_character_is_dropped(recipe: Path, run: Path, calm: Path) -> None:

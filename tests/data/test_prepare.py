@@ -229,6 +229,27 @@ def test_validation_files(corpus: Path, tmp_path: Path) -> None:
     assert last.documents == 600
 
 
+def test_what_is_validated_on_is_not_trained_on(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(corpus)
+    held = sorted(path.name for path in corpus.iterdir())[0]
+    (tmp_path / "link").symlink_to(corpus)
+    command = ["prepare", str(tmp_path / "link"), "--train-tokenizer", "400", "--workers", "1", "--out"]
+    for _ in range(2):  # again: it is finished, and says so as well
+        assert main([*command, str(tmp_path / "out"), "--valid", held]) == 0
+        assert f"left out of training, since --valid names it: {held}" in capsys.readouterr().out
+    assert (Shards(tmp_path / "out").n_documents, Shards(tmp_path / "out", "valid").n_documents) == (400, 200)
+    assert main([*command, str(tmp_path / "none"), "--valid", str(corpus)]) == 2
+    assert "--valid names every text" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
+
+
+def test_without_a_tokenizer_the_flags_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["prepare", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
+    assert "--train-tokenizer 8192, or give --tokenizer bundled" in capsys.readouterr().err
+
+
 def test_detokenised_text_is_what_is_stored(tmp_path: Path) -> None:
     article_text = " \n = Title = \n \n A guest @-@ starring role , he said . \n"
     (tmp_path / "wiki.tokens").write_text(article_text * 3)

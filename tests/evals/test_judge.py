@@ -17,7 +17,7 @@ from scdd.cli.main import main
 from scdd.core import UserError
 from scdd.data.shards import MemoryTokens
 from scdd.evals.measure.judge import Matched, estimate_cost, measure_denoised, measure_judge, prompts, verdict
-from scdd.evals.measure.judge_client import ASPECTS, JudgeClient, JudgeServer, parse_scores, parse_winner
+from scdd.evals.measure.judge_client import ASPECTS, JudgeClient, JudgeServer, _remembered, parse_scores, parse_winner
 from scdd.evals.measure.model import EvalModel, open_model
 from scdd.evals.measure.store import MeasureContext, Store
 from scdd.evals.measure.texts import rows
@@ -116,6 +116,17 @@ def test_answers_are_kept(server: tuple[Model, str], tmp_path: Path) -> None:
     assert len(model.seen) == asked + 1
     assert verdict(JudgeClient(JudgeServer("other", url), memory), LONG, SHORT) == found
     assert len(model.seen) > asked + 1, "another model is another question"
+
+
+def test_answers_that_were_cut_or_have_odd_ends_of_lines_cost_no_others(tmp_path: Path) -> None:
+    """A kill may cut a line inside a character, and models write U+2028: what is kept was paid for."""
+    memory = tmp_path / "answers.jsonl"
+    client = JudgeClient(JudgeServer("words", "http://127.0.0.1:1"), memory)
+    client._keep("a", "one\u2028two\u0085three")
+    with memory.open("ab") as file:
+        file.write('3\n{"key": "b", "answer": "é'.encode()[:-1])
+    client._keep("c", "four")
+    assert _remembered(memory) == {"a": "one\u2028two\u0085three", "c": "four"}
 
 
 def test_broken_answers_are_asked_again(server: tuple[Model, str], tmp_path: Path) -> None:

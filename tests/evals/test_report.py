@@ -119,6 +119,22 @@ def test_systems_of_the_same_weights_share_a_row() -> None:
     assert any("3 rows, 9 tokens" in note for note in table.notes)
 
 
+def test_ones_own_text_has_no_rival_in_the_paper() -> None:
+    """A perplexity belongs to its text: the paper's stands beside its own recipes, or where its corpus is asked for."""
+
+    def beside(recipe: str, corpus: str | None) -> tuple[str | None, str]:
+        made = {**MADE, "paper": "SCDD (p_u=0.2)", "recipe": f"{{name: {recipe}, process: {{kind: scdd}}}}"}
+        table = likelihood_table({"a": replace(bound("a", 1.0, **LOOKS), made=made)}, corpus)
+        return table.rows[0][1].paper, table.notes[0]
+
+    assert beside("mine", None)[0] is None
+    assert "paper" not in beside("mine", None)[1]
+    assert beside("owt-of-mine", None)[0] is None
+    assert beside("mine", "OWT")[0] == beside("owt-scdd-0.2", None)[0] == "32.49"
+    assert beside("lm1b-scdd-0.2", None)[0] == beside("mine", "LM1B")[0] != "32.49"
+    assert beside("wikitext103-scdd-0.2", None)[0] is None
+
+
 def test_unequal_evaluations_are_marked() -> None:
     table = generation_table({"ar": {8: generated("ar", took=39)}, "a": {8: generated("a")}})
     assert table.rows[0][1].text.endswith("†")

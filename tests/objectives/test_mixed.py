@@ -10,6 +10,7 @@ import torch
 from scdd.assemble import training as build
 from scdd.core import UserError, Vocab
 from scdd.core.types import Learnt
+from scdd.lm.training import train
 from scdd.models.llama import Llama
 from scdd.models.options import LlamaConfig
 from scdd.objectives.ar import ArObjective
@@ -157,6 +158,20 @@ def test_sharded_ranks_must_run_alike(tmp_path: Path) -> None:
     spec = loads(RECIPE, overrides=[f"model={shape}", "training.batch_size=8", "objective.ar_share=0.25"])
     with pytest.raises(UserError, match=r"ar_share 0\.25 leaves rows of both kinds .*micro_batch_size to 2"):
         build.trainer(spec, tmp_path / "run", World(size=2, kind="fsdp"), build.corpus(spec))
+
+
+def test_a_share_of_no_row_is_told_and_one_of_every_row_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shape = "{kind: llama, size: custom, depth: 1, width: 8, heads: 2, kv_heads: 1, mlp_width: 12}"
+    for share, code in ((0.5, None), (0.1, None), (0.9, "every row")):
+        spec = loads(RECIPE, overrides=[f"model={shape}", f"objective.ar_share={share}", "training.tensorboard=false"])
+        if code is not None:
+            with pytest.raises(UserError, match=r"objective\.ar_share 0\.9 of training\.batch_size 4 is every row"):
+                train(spec, tmp_path / str(share))
+            continue
+        train(spec, tmp_path / str(share))
+        assert ("nothing is read left to right" in capsys.readouterr().out) == (share == 0.1)
 
 
 def test_a_run_that_recomputes_learns_the_same(tmp_path: Path) -> None:

@@ -19,6 +19,12 @@ def test_a_body_that_is_not_said_to_be_json(client: Client, kind: str) -> None:
     assert JSON in answer.error["message"]
 
 
+@pytest.mark.parametrize("body", [b"{", b"\xff{", b'{"prompt": ' + b"[" * 100_000, b'{"length": ' + b"9" * 5000 + b"}"])
+def test_a_body_that_cannot_be_read(client: Client, body: bytes) -> None:
+    answer = client.ask("POST", "/v1/generate", body, {"Content-Type": "application/json"})
+    assert (answer.status, answer.error["message"]) == (400, "The body is not valid JSON.")
+
+
 @pytest.mark.parametrize(
     ("path", "body", "said"),
     [

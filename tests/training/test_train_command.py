@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections import namedtuple
 from dataclasses import replace
 from pathlib import Path
@@ -207,6 +208,30 @@ def test_another_recipe_in_the_folder_is_refused_by_its_keys(
     assert "steps" not in said
     assert train(recipe_file, out, "training.steps=6", "training.save_every=2", "training.log_every=1") == 0
     assert newest(out).name == "step-00000006"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("training.steps=3", "training.steps is 3, and the run in {out} is at step 4 already"),
+        ("training.wandb=mine", "training.wandb needs the package"),
+    ],
+)
+def test_a_refused_resume_leaves_the_recipe_as_it_was(
+    recipe_file: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    change: str,
+    says: str,
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    out = tmp_path / "run"
+    assert train(recipe_file, out, "training.steps=4") == 0
+    before = (out / "recipe.yaml").read_bytes()
+    assert says.format(out=out) in refused(capsys, train(recipe_file, out, "training.steps=4", change))
+    assert (out / "recipe.yaml").read_bytes() == before
+    assert train(recipe_file, out, "training.steps=4") == 0, "it is as finished as before"
 
 
 def test_a_checkpoint_of_another_vocabulary_is_refused(

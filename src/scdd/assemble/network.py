@@ -120,6 +120,11 @@ def require_fit(spec: Recipe, net: Network, minimised: Objective) -> None:
             f"{wanted[0]} needs a two-sided network that can be told how far to look: use one of kind llama, "
             f"or set {wanted[0]} to 0."
         )
+    if training.batch_size == round(getattr(spec.objective, "ar_share", 0) * training.batch_size):
+        raise UserError(
+            f"objective.ar_share {getattr(spec.objective, 'ar_share', 0):g} of training.batch_size {training.batch_size} is "
+            "every row, which leaves none to diffuse: choose a smaller share, or a larger batch."
+        )
     if training.recompute and not hasattr(net, "recompute"):
         raise UserError(
             "training.recompute needs a network of kind llama: switch it off, or use a smaller micro_batch_size."

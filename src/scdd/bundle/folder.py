@@ -319,7 +319,11 @@ def _wrong(facts: Mapping[str, Any]) -> str | None:
             return name
     if "network" not in facts or not isinstance(facts["network"], dict | None):
         return "network"
-    return next((name for name in ("extra", "versions") if not isinstance(facts.get(name), dict)), None)
+    if (
+        wrong := next((name for name in ("extra", "versions") if not isinstance(facts.get(name), dict)), None)
+    ) is not None:
+        return wrong
+    return None if isinstance(facts["extra"].get(CHAT_TEMPLATE, ""), str) else f"extra.{CHAT_TEMPLATE}"
 
 
 def _whole(value: object) -> bool:

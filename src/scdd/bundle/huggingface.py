@@ -51,6 +51,7 @@ class Sheet:
     name: str  # what commands call it: a Hub id, or the folder
     kind: str = "bfloat16"
     recipe: Mapping[str, Any] = field(default_factory=dict)  # the whole recipe, as plain data
+    turn: int | None = None  # the token that ends a turn of its chats, where that is not the end of text
 
     @property
     def causal(self) -> bool:
@@ -88,8 +89,9 @@ def write_files(folder: Path, sheet: Sheet) -> None:
     }
     chat = sheet.identity.extra.get(CHAT_TEMPLATE)
     _write(folder / "tokenizer_config.json", {**settings, **names, **({"chat_template": chat} if chat else {})})
-    if sheet.causal:
-        _write(folder / "generation_config.json", {**_ids(sheet), "use_cache": False})
+    if sheet.causal or sheet.turn is not None:
+        ends = {} if sheet.turn is None else {"eos_token_id": [sheet.specials.eos[1], sheet.turn]}
+        _write(folder / "generation_config.json", {**_ids(sheet), **ends, "use_cache": False})
 
 
 def config(sheet: Sheet) -> dict[str, Any]:

@@ -85,13 +85,14 @@ def _shown(what: str) -> Any:
 
 def _summary(found: Bundle, out: Path, kind: str) -> None:
     from scdd.bundle.folder import WEIGHTS
+    from scdd.cli.export import shown
     from scdd.recipe.load import parse
 
     recipe = parse(found.recipe)
     count, size = sum(each.numel() for each in found.weights.values()), (out / WEIGHTS).stat().st_size
     network = found.network or {}
     shape = ", ".join(f"{name} {network[name]}" for name in ("depth", "width", "heads") if name in network)
-    print(f"{found.folder} → {out}" + (f", step {found.step:,}" if found.step else ""))
+    print(f"{shown(found.folder)} → {out}" + (f", step {found.step:,}" if found.step else ""))
     print(f"  network: {network.get('kind', 'dit')}, {shape}; {count:,} parameters, {size / 1e6:,.2f} MB of {kind}")
     print(f"  tokenizer: {_tokenizer(found)}")
     print(f"  process: {_process(recipe.get('process'))}")

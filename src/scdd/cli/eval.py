@@ -35,7 +35,7 @@ def likelihood(
     convention: Annotated[
         str, typer.Option(help="exact: the whole bound. reference: as public code reports it (needs --steps).")
     ] = "exact",
-    corpus: s.Corpus = "OWT",
+    corpus: s.Corpus = None,
 ) -> None:
     """NELBO of a text per token and per byte, with its errors (tab:valppl)."""
     from scdd.evals.measure.likelihood import NelboEstimator, measure_likelihood
@@ -63,7 +63,7 @@ def generation(
     ] = None,
     changes: s.Changes = None,
     judge_batch_size: s.JudgeBatchSize = 8,
-    corpus: s.Corpus = "OWT",
+    corpus: s.Corpus = None,
 ) -> None:
     """Generative perplexity, entropy, distinct-n and repetition of samples; frontiers over temperature and top-p."""
     from scdd.evals.measure.generation import measure_generation
@@ -282,7 +282,7 @@ def compare(
     looks: s.Looks = 8,
     top_p: Annotated[float | None, typer.Option(help="Nucleus of every system; the paper's is 0.9.")] = None,
     judge_batch_size: s.JudgeBatchSize = 8,
-    corpus: s.Corpus = "OWT",
+    corpus: s.Corpus = None,
 ) -> None:
     """Several systems at equal network evaluations, in the paper's tables (tab:valppl, tab:genppl-comparison, tab:entropy-comparison)."""
     from scdd.evals.measure.generation import measure_generation

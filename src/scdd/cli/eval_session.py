@@ -64,16 +64,21 @@ Changes = Annotated[
 ]
 
 
-def _known_corpus(name: str) -> str:
+def _known_corpus(name: str | None) -> str | None:
     """Refuse a corpus that the paper has no numbers for."""
-    if name not in CORPORA:
+    if name is not None and name not in CORPORA:
         raise UserError(f"--corpus {name} is not one of the paper's: choose {' or '.join(CORPORA)}.")
     return name
 
 
 CORPORA = ("LM1B", "OWT")
 Corpus = Annotated[
-    str, typer.Option(callback=_known_corpus, help="Which of the paper's corpora to print beside ours: LM1B or OWT.")
+    str | None,
+    typer.Option(
+        callback=_known_corpus,
+        help="Print the paper's numbers on this corpus beside ours: LM1B or OWT. Unless given, likelihoods have them beside "
+        "models of the paper's own recipes alone, and samples those on OWT.",
+    ),
 ]
 
 
@@ -143,7 +148,7 @@ class Session:
         """What has been measured of a kind."""
         return [one for one in self.measured if one.kind == kind]
 
-    def show(self, corpus: str = "OWT", *more: Table) -> None:
+    def show(self, corpus: str | None = None, *more: Table) -> None:
         """The report's tables of what was measured on rank 0's standard output, or the measurements as JSON lines."""
         from scdd.evals.report.sections import sections
 

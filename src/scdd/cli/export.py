@@ -56,7 +56,7 @@ def export(
         write(out, source, source.weights, kind=weights, more=more)
     except (OSError, SafetensorError) as error:
         raise UserError(f"--out {out} cannot be written ({error}): make room, or choose another.") from error
-    _summary(source, before, read(out))
+    _summary(source, before, read(out), out)
     if hf:
         task = "Causal" if (source.network or {}).get("causal") else "Masked"
         print(f'  transformers: AutoModelFor{task}LM.from_pretrained("{out}", trust_remote_code=True)')
@@ -103,13 +103,19 @@ def copy_files(entries: list[Path], folder: Path) -> None:
             shutil.copy2(each, folder / each.name)
 
 
-def _summary(source: Bundle, before: int, written: Bundle) -> None:
+def shown(path: Path) -> Path:
+    """A path as people would write it here."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
+def _summary(source: Bundle, before: int, written: Bundle, out: Path) -> None:
     """Sizes, and how far rounding moved the weights, measured on the file as it was read back."""
     from scdd.bundle.folder import WEIGHTS
     from scdd.bundle.packed import largest_change
 
     after = (written.folder / WEIGHTS).stat().st_size
-    print(f"{source.folder} → {written.folder}, step {source.step:,}")
+    print(f"{shown(source.folder)} → {out}, step {source.step:,}")
     print(
         f"  weights: {before / 1e6:,.2f} MB of {source.kind} → {after / 1e6:,.2f} MB of {written.kind} "
         f"({after / before:.0%})"

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from scdd.core.errors import UserError
 from scdd.data.collect import PrepareProgress
 from scdd.data.options import SEPARATORS, Separator
 from scdd.data.prepare import Preparation
@@ -64,6 +65,10 @@ def prepare(
 
     A text file becomes one document for each paragraph between blank lines; --documents file keeps it whole.
     """
+    if tokenizer is None and train_tokenizer is None:
+        raise UserError(
+            "A tokenizer is missing: train one, as with --train-tokenizer 8192, or give --tokenizer bundled."
+        )
     job = Preparation(
         sources=sources,
         out=out,
@@ -137,6 +142,9 @@ def _notes(job: Preparation, manifest: dict[str, Any]) -> Iterator[str]:
         yield f"a share of {asked:g} would have left nothing for validation: one document was taken"
     if not sizes.get("train"):
         yield "no document is left for training: give more, or choose a smaller --valid-fraction"
+    if left_out := manifest["preparation"].get("left_out"):
+        names = ", ".join(map(str, left_out[:5])) + (f" and {len(left_out) - 5} more" if len(left_out) > 5 else "")
+        yield f"left out of training, since --valid names it: {names}"
     if job.separator == "auto" and any(each["rule"] == "blank-line" for each in manifest["preparation"]["sources"]):
         yield "text files were cut into documents at blank lines; --documents file keeps each whole"
 

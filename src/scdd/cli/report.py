@@ -19,7 +19,7 @@ def report(
         Path, typer.Option(help="Where the report goes: the page .html, and the same as .md beside it.")
     ] = Path("report.html"),
     title: Annotated[str, typer.Option(help="Its heading.")] = "scdd: measurements",
-    corpus: Corpus = "OWT",
+    corpus: Corpus = None,
     against: Annotated[
         list[str] | None,
         typer.Option(

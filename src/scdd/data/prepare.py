@@ -55,9 +55,13 @@ def prepare(job: Preparation) -> Iterator[PrepareProgress]:
     """Make `job.out`: tokenizer.json, shards, index.json. Yields progress; runs as fast as it is asked."""
     fraction = _check(job)
     look = partial(discover, field=job.field, separator=job.separator)
-    sources = look(job.sources, split="hash" if fraction else "train") + look(job.valid, split="valid")
+    taught, held = look(job.sources, split="hash" if fraction else "train"), look(job.valid, split="valid")
+    taught, left_out = _apart(taught, held)
+    sources = taught + held
     given = None if job.tokenizer is None else TextTokenizer.load(job.tokenizer)
     about = _describe(job, sources, fraction, given)
+    if left_out:
+        about["left_out"] = [_printable(Path(source.path).name) for source in left_out]
     make_folder(job.out)
     with locked(job.out):
         if job.overwrite:
@@ -130,6 +134,24 @@ def _check(job: Preparation) -> float:
             raise UserError(f"{name} is {number}: choose {high:,} or less.", name)
     detokenizer(job.detokenizer)
     return (0.0 if job.valid else USUAL_SHARE) if job.valid_fraction is None else job.valid_fraction
+
+
+def _apart(taught: list[Source], held: list[Source]) -> tuple[list[Source], list[Source]]:
+    """(What is trained on, what is left out of it since it is validated on): what was learnt by heart tells nothing."""
+    valid = {_identity(source) for source in held}
+    kept = [source for source in taught if _identity(source) not in valid]
+    if taught and not kept:
+        raise UserError(
+            "valid names every text that there is, which leaves none for training: name some of them, or give a share for "
+            "validation.",
+            "valid",
+        )
+    return kept, [source for source in taught if _identity(source) in valid]
+
+
+def _identity(source: Source) -> str:
+    """One name for one file, however it was reached; a dataset's own."""
+    return source.path if source.kind == "dataset" else str(Path(source.path).resolve())
 
 
 def _describe(job: Preparation, sources: list[Source], fraction: float, given: TextTokenizer | None) -> dict[str, Any]:

@@ -10,10 +10,11 @@ from pathlib import Path
 import yaml
 
 from scdd.bundle.card import card
-from scdd.bundle.folder import CARD, FOREIGN, Bundle, read, write
+from scdd.bundle.folder import CARD, CHAT_TEMPLATE, FOREIGN, Bundle, read, write
 from scdd.bundle.huggingface import UNKNOWN, Sheet, Specials, check, write_files
 from scdd.bundle.upload import check_upload, upload
 from scdd.core.errors import UserError
+from scdd.data.chat import ChatTemplate
 from scdd.data.tokenizer import TextTokenizer
 from scdd.lm.loading import CONTEXT
 from scdd.recipe.load import model_recipe, parse, row_length
@@ -42,7 +43,19 @@ def sheet_of(source: Bundle, name: str, kind: str) -> Sheet:
         name=name,
         kind=kind,
         recipe=recipe if isinstance(recipe, dict) else {},
+        turn=_end_of_turn(source.extra.get(CHAT_TEMPLATE), tokenizer),
     )
+
+
+def _end_of_turn(template: str | None, tokenizer: TextTokenizer) -> int | None:
+    """The token that ends the assistant's turn, if it is another than the end of text; None without chats."""
+    if template is None:
+        return None
+    try:
+        end = ChatTemplate(template, tokenizer).end_of_turn([{"role": "user", "content": "?"}])
+    except UserError:  # one that wants more than a question: whoever chats is told
+        return None
+    return None if end == tokenizer.eos_id else end
 
 
 def hub_files(source: Bundle, name: str, kind: str, *, transformers: bool = True) -> Callable[[Path], None]:

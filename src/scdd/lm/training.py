@@ -12,6 +12,7 @@ from typing import Any
 from scdd.assemble import training as build
 from scdd.assemble.network import OwnNetwork
 from scdd.core.errors import UserError
+from scdd.core.files import TOKENIZER_LIMIT, read_text
 from scdd.data.files import locked, make_folder, write_atomically
 from scdd.lm.model import LM
 from scdd.objectives.options import ElboOptions, PrismOptions
@@ -79,6 +80,15 @@ def _require_same_recipe(spec: Recipe, out: Path) -> Recipe | None:
     return earlier
 
 
+def _require_ahead(spec: Recipe, out: Path, step: int) -> None:
+    """Refuse to end a run before the step that it has reached: its recipe would tell of a shorter one."""
+    if spec.training.steps < step:
+        raise UserError(
+            f"training.steps is {spec.training.steps}, and the run in {out} is at step {step} already: ask for {step} or more, "
+            "or use another folder."
+        )
+
+
 def _leaves(tree: Any, path: str = "") -> dict[str, Any]:
     if not isinstance(tree, dict):
         return {path: tree}
@@ -94,11 +104,12 @@ def _run(spec: Recipe, out: Path, network: OwnNetwork | None, device: str | None
             data = _data(spec, out, here)
             trainer = build.trainer(spec, out, here, data, own_network=network)
             resumed = trainer.resume()
+            _require_ahead(spec, out, trainer.step)
             if here.is_main:
                 if spec.training.sample_every and here.kind != "fsdp":
                     trainer.sampler = _sampler(spec, data, trainer)
-                write_atomically(out / "recipe.yaml", dumps(spec).encode())
                 trainer.log = log = _log(spec, out, trainer.step, progress)
+                write_atomically(out / "recipe.yaml", dumps(spec).encode())  # nothing is refused from here on
                 _greet(log, spec, resumed, trainer)
                 for notice in (*trainer.notices, *_changes(spec, earlier, trainer), *data.notices):
                     log.text(trainer.step, "notice", notice)
@@ -148,7 +159,7 @@ def _data(spec: Recipe, out: Path, here: World) -> build.Corpus:
 
 
 def _text(file: Path) -> str | None:
-    return file.read_text(encoding="utf-8") if file.is_file() else None
+    return read_text(file, TOKENIZER_LIMIT) if file.is_file() else None
 
 
 def _sampler(spec: Recipe, data: build.Corpus, trainer: Trainer) -> Callable[[], list[str]]:
@@ -189,6 +200,11 @@ def _changes(spec: Recipe, earlier: Recipe | None, trainer: Trainer) -> Iterator
     if isinstance(aim, PrismOptions) or (isinstance(aim, ElboOptions) and (aim.weighting != "elbo" or aim.ar_share)):
         yield "train loss has the objective's weights, valid NELBO is the bound itself: the two cannot be compared"
     now = spec.training
+    if isinstance(aim, ElboOptions) and aim.ar_share and not round(aim.ar_share * now.batch_size):
+        yield (
+            f"objective.ar_share {aim.ar_share:g} of training.batch_size {now.batch_size} is less than half a row: nothing is "
+            "read left to right"
+        )
     if earlier is None or earlier.training.steps == now.steps or not 0 < trainer.step < now.steps:
         return
     if now.final_fraction < 1:

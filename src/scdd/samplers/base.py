@@ -17,6 +17,7 @@ from scdd.core.denoiser import Denoiser
 from scdd.core.rng import CounterRNG, uniforms
 from scdd.processes.autoregressive import Autoregressive
 from scdd.processes.base import Process
+from scdd.samplers.options import SAMPLER_NAMES
 from scdd.samplers.prediction import Prediction
 
 if TYPE_CHECKING:
@@ -130,7 +131,13 @@ class Sampler(ABC):
     @property
     def name(self) -> str:
         """What results call it."""
-        return str(getattr(self, "kind", type(self).__name__.lower()))
+        made = type(self)
+        if made.__module__.startswith("scdd."):
+            return str(getattr(self, "kind", made.__name__.lower()))
+        # One of your own is no other than what it derives from, and not one of ours that is called alike.
+        name = made.__name__.lower()
+        name = str(getattr(self, "kind", name)) if "kind" in vars(made) else name
+        return f"{made.__module__}.{name}" if name in SAMPLER_NAMES else name
 
     @property
     def extra_steps(self) -> int:

@@ -101,6 +101,7 @@ def as_api_error(error: BaseException) -> ApiError:
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
         headers = dict(error.headers) if error.headers else {}
         said = {
+            400: "The body is not valid JSON.",  # in UTF-8, not too deep, no number of thousands of digits
             404: "There is nothing here: /docs lists what there is.",
             405: f"This place does not take that method: use {headers.get('Allow', 'another')}.",
         }.get(error.status_code, str(error.detail))

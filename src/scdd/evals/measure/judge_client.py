@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -111,15 +112,18 @@ class JudgeClient:
         with self._lock:
             self._known[key] = answer
             self.memory.parent.mkdir(parents=True, exist_ok=True)
-            with self.memory.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"key": key, "answer": answer}, ensure_ascii=False) + "\n")
+            line = json.dumps({"key": key, "answer": answer}, ensure_ascii=False).encode() + b"\n"
+            with self.memory.open("ab+") as file:
+                cut = file.tell() and file.seek(-1, os.SEEK_END) >= 0 and file.read(1) != b"\n"  # by a kill
+                file.write(b"\n" + line if cut else line)
 
 
 def _remembered(memory: Path) -> dict[str, str]:
     """Answers kept so far; a line that was cut short by a kill is left out, and asked again."""
     answers = {}
-    for line in memory.read_text(encoding="utf-8").splitlines() if memory.is_file() else ():
-        with suppress(ValueError):
+    # by "\n" alone, as it was written: answers may hold other ends of lines
+    for line in memory.read_bytes().split(b"\n") if memory.is_file() else ():
+        with suppress(ValueError, KeyError, TypeError):
             item = json.loads(line)
             answers[item["key"]] = item["answer"]
     return answers

@@ -94,7 +94,7 @@ class Store:
         """
         asked = {"model": model.identity, **_plain(settings)}
         path = self.folder / FOLDER / f"{kind}-{digest(kind, asked)}.json"
-        stored = self.world.broadcast(path.read_text(encoding="utf-8") if self.world.is_main and path.is_file() else "")
+        stored = self.world.broadcast(_content(path) if self.world.is_main and path.is_file() else "")
         if stored:
             return self._renamed(parsed(stored, path), path, model.label, text)
         self._asked.add(path)
@@ -163,7 +163,14 @@ class MeasureContext:
 def read_measurements(folder: str | Path) -> list[Measurement]:
     """All measurements below a run folder or an evaluation folder, in the order of their files."""
     paths = sorted(Path(folder).rglob(f"{FOLDER}/*.json"))
-    return [parsed(path.read_text(encoding="utf-8"), path) for path in paths]
+    return [parsed(_content(path), path) for path in paths]
+
+
+def _content(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except ValueError as error:
+        raise UserError(f"{path} is damaged (it is no UTF-8): delete it, and measure again.") from error
 
 
 def parsed(text: str, path: Path) -> Measurement:
@@ -171,7 +178,10 @@ def parsed(text: str, path: Path) -> Measurement:
     try:
         stored = json.loads(text)
         keys = ("kind", "label", "settings", "result", "made")
-        return Measurement(**{key: stored[key] for key in keys}, path=path)
+        values = {key: stored[key] for key in keys}
+        if not all(isinstance(value, str if key in ("kind", "label") else dict) for key, value in values.items()):
+            raise ValueError("it holds no measurement")
+        return Measurement(**values, path=path)
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is damaged ({error}): delete it, and it will be measured again.") from error
 

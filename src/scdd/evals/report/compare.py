@@ -15,7 +15,7 @@ from scdd.core.errors import UserError
 from scdd.evals.measure import stats
 from scdd.evals.measure.store import Measurement
 from scdd.evals.report.names import distinct_names, listed, text_of
-from scdd.evals.report.paper import paper, paper_of, printed
+from scdd.evals.report.paper import paper, paper_of, papers_corpus, printed
 from scdd.evals.report.tables import NONE, Entry, Table, any_bold, any_paper, entries, stars, with_error
 
 Grid = dict[str, dict[int, Measurement]]
@@ -186,10 +186,12 @@ def against_table(grid: Grid, name: str, among: str = "") -> Table:
     return Table(title, ["against", *map(str, budgets)], rows, notes)
 
 
-def likelihood_table(named: dict[str, Measurement], corpus: str = "OWT") -> Table:
-    """`tab:valppl`. Systems of the same weights and process share a number, and a row."""
+def likelihood_table(named: dict[str, Measurement], corpus: str | None = "OWT") -> Table:
+    """`tab:valppl`. Systems of the same weights and process share a number, and a row.
+
+    Without a corpus, that of each model's recipe, if it is one of the paper's.
+    """
     known = paper()["tab:valppl"]
-    place = known["columns"].index(corpus)
     shared: dict[str, list[str]] = {}
     for label, one in named.items():
         shared.setdefault(one.hash, []).append(label)
@@ -197,7 +199,9 @@ def likelihood_table(named: dict[str, Measurement], corpus: str = "OWT") -> Tabl
     winner = _best_bound(named)
     rows = []
     for label, one in named.items():
-        nelbo, printed = one.result, known["rows"].get(paper_of(one) or "", [None, None])[place]
+        nelbo, papers = one.result, known["rows"].get(paper_of(one) or "")
+        chosen = corpus or papers_corpus(one)
+        printed = papers[known["columns"].index(chosen)] if papers and chosen else None
         beside, bits = None if printed is None else f"{printed:.2f}", nelbo["bits_per_byte"]
         ppl = Entry(with_error(nelbo["ppl"], nelbo["ppl_error"]), label == winner, beside)
         nats, spread = with_error(nelbo["nats"], nelbo["error"]), with_error(nelbo["ppl"], nelbo["ppl_spread"])
@@ -208,7 +212,7 @@ def likelihood_table(named: dict[str, Measurement], corpus: str = "OWT") -> Tabl
     notes = [
         f"{texts}: {sequences} rows, {tokens} tokens. PPL = exp(NELBO per token), the whole bound; ± is the Monte-Carlo error "
         "of this text's number, and in the column “corpus” the error if the text is a sample."
-        f"{_beside(rows, corpus, ', another text')}"
+        f"{_beside(rows, corpus or 'the corpus of its recipe', ', another text' if corpus else '')}"
     ]
     if any_bold(rows):
         notes.append("Bold: the best bound, significantly better than the second (p < 0.05).")

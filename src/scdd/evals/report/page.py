@@ -17,12 +17,12 @@ from scdd.evals.report.sections import gather, samples, sections, training_curve
 from scdd.evals.report.tables import escaped
 
 
-def markdown(title: str, runs: Sequence[str | Path], corpus: str = "OWT", against: Sequence[str] = ()) -> str:
+def markdown(title: str, runs: Sequence[str | Path], corpus: str | None = "OWT", against: Sequence[str] = ()) -> str:
     """The report as Markdown: tables, samples, recipes. Long lists are folded, where the reader's program can fold."""
     return f"# {escaped(title)}\n\n{_written(runs, corpus, against)[0]}"
 
 
-def page(title: str, runs: Sequence[str | Path], corpus: str = "OWT", against: Sequence[str] = ()) -> str:
+def page(title: str, runs: Sequence[str | Path], corpus: str | None = "OWT", against: Sequence[str] = ()) -> str:
     """The report as one HTML file that asks for nothing from outside."""
     text, figures = _written(runs, corpus, against, full=True)
     body = re.sub(r"<!--figure (\d+)-->", lambda slot: plots.svg(figures[int(slot[1])]), html_of(text))
@@ -42,7 +42,7 @@ def html_of(text: str) -> str:
 
 
 def _written(
-    runs: Sequence[str | Path], corpus: str, against: Sequence[str], full: bool = False
+    runs: Sequence[str | Path], corpus: str | None, against: Sequence[str], full: bool = False
 ) -> tuple[str, list[plots.Figure]]:
     """The report below its title. With `full`, what would make a text too long and a page can hold as well: slots for
     the figures, a second sample, all recipes."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from scdd.evals.measure.store import Measurement
-from scdd.recipe.load import parse
+from scdd.recipe.load import parse, shipped
 
 ASSETS = Path(__file__).parent / "assets"
 # None: no measurement of samples, or one of before the recipe's choices were written into its settings
@@ -48,6 +48,14 @@ def paper_of(measurement: Measurement) -> str | None:
         return None
     name: str | None = measurement.made["paper"]
     return name
+
+
+def papers_corpus(measurement: Measurement) -> str | None:
+    """The corpus of the recipe of the paper's that the model was trained with; None for any other recipe."""
+    recipe = measurement.made.get("recipe")
+    name = str(parse(recipe).get("name", "")) if recipe else ""
+    known = {corpus.lower(): corpus for corpus in paper()["tab:valppl"]["columns"]}
+    return known.get(name.partition("-")[0]) if f"paper/{name}" in shipped() else None
 
 
 @cache

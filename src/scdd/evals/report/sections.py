@@ -48,13 +48,19 @@ def training_curves(runs: Sequence[str | Path]) -> dict[str, list[tuple[int, flo
     return curves
 
 
-def sections(measurements: Sequence[Measurement], corpus: str = "OWT", against: Sequence[str] = ()) -> list[Section]:
-    """Everything that the measurements can tell, in the paper's order; systems in `against` beside each other one."""
+def sections(
+    measurements: Sequence[Measurement], corpus: str | None = "OWT", against: Sequence[str] = ()
+) -> list[Section]:
+    """Everything that the measurements can tell, in the paper's order; systems in `against` beside each other one.
+
+    `corpus` says which of the paper's numbers stand beside ours. None: those of likelihood only beside models of the
+    paper's own recipes, since another text has another perplexity; those of samples on OWT.
+    """
     compare.check_names(against, measurements)
     by_kind = grouped(measurements, lambda one: one.kind)
     builders: dict[str, Callable[[list[Measurement]], Section]] = {
         "likelihood": lambda group: _likelihood(group, corpus),
-        "generation": lambda group: _generation(group, corpus, against),
+        "generation": lambda group: _generation(group, corpus or "OWT", against),
         "mauve": lambda group: Section("MAUVE", [summaries.mauve_table(group)]),
         "correction": _correction,
         "recovery": _recovery,
@@ -65,7 +71,7 @@ def sections(measurements: Sequence[Measurement], corpus: str = "OWT", against: 
     return [build(by_kind[kind]) for kind, build in builders.items() if kind in by_kind]
 
 
-def _likelihood(measurements: Sequence[Measurement], corpus: str) -> Section:
+def _likelihood(measurements: Sequence[Measurement], corpus: str | None) -> Section:
     tables = []
     for group in grouped(measurements, lambda one: one.settings["text"]).values():
         names = distinct_names(group, lambda one: None)
