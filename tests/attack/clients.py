@@ -27,6 +27,8 @@ from tests.serve.test_fuzz import schemathesis
 DIFFERENT = 64  # requests; the others repeat them
 WARM = 4  # rounds before memory must stay as it is
 GROWTH = 64 << 20  # bytes that it may still grow by
+CROWDS = (200, 200, 200, 200, 1000)  # clients at once, round by round
+REQUESTS = 200  # of odd bytes, a round
 DESCRIPTORS = 4096
 PAUSE = 0.3  # seconds for an answer to begin, before the request is said to be over
 OPTIONS = ("--name", "tiny", "--max-queue", "2000", "--timeout", "300", "--log-level", "warning")
@@ -78,7 +80,7 @@ def many(place: Path, first: int) -> Iterator[Tally]:
         alone = [told(client.post(*asked(i)).json) for i in range(DIFFERENT)]
         base = resident(pid)
         for number in count(first):
-            tally = crowd(client, alone, 1000 if number % 5 == 4 else 200, number)
+            tally = crowd(client, alone, CROWDS[number % len(CROWDS)], number)
             if number < first + WARM:
                 base = max(base, resident(pid))
             tally.peak = max(0, resident(pid) - base) >> 20
@@ -119,14 +121,14 @@ def crowd(client: Client, alone: list[Any], size: int, number: int) -> Tally:
     return tally
 
 
-def bytes_sent(place: Path, first: int, size: int = 200) -> Iterator[Tally]:
+def bytes_sent(place: Path, first: int) -> Iterator[Tally]:
     """Rounds of mutated requests, head and body: an answer below 500 or none, and the server serves on."""
     with process(fresh(place), 1024, "--name", "tiny", "--log-level", "warning") as (client, said, pid):
         client.post(*asked(0))
         base = resident(pid)
         for number in count(first):
-            tally, began, dice = Tally(rounds=1, inputs=size), time.monotonic(), random.Random(number)
-            for turn in range(size):
+            tally, began, dice = Tally(rounds=1, inputs=REQUESTS), time.monotonic(), random.Random(number)
+            for turn in range(REQUESTS):
                 judge(client.port, request(dice), f"round {number}, request {turn}", tally)
             if client.get("/healthz").status != 200:
                 tally.fault("differing", f"round {number}: the server is not well")

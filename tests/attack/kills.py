@@ -58,7 +58,8 @@ def victims(place: Path) -> list[Victim]:
     train = ["train", str(recipe), "--out", "OUT", "--device", "cpu"]
     train += [part for each in SETS for part in ("--set", each)]
     prepare = ["prepare", str(lines), "--out", "OUT", "--train-tokenizer", "300", "--shard-tokens", "20000"]
-    export = ["export", str(tiny.checkpoint(place / "model")), "--out", "OUT"]
+    # A kill after the last rename leaves a whole model, which only --force replaces.
+    export = ["export", str(tiny.checkpoint(place / "model")), "--out", "OUT", "--force"]
     return [
         Victim("train on 1 rank", train, 1, same),
         Victim("prepare", [*prepare, "--workers", "1"], 1, same_files),

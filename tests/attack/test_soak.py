@@ -6,11 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.docs.pages import ROOT
+from tests.docs.pages import ROOT, tool
 
 SCRIPT = """
 import os, random, sys, time
@@ -19,7 +22,7 @@ import soak
 from tests.attack import clients, fuzz, kills
 
 fuzz.SECONDS, kills.KILLS, kills.SETS = 1, 1, ("training.steps=6", "training.save_every=3")
-clients.DIFFERENT = 8
+clients.DIFFERENT, clients.CROWDS, clients.REQUESTS = 8, (24,), 20
 
 def planted(place, dice):
     yield lambda: None
@@ -44,7 +47,12 @@ soak.PARTS = {name: each for name, each in soak.PARTS.items() if name in sys.arg
 for name, inputs, size in (("planted", planted, 6), ("hanging", hanging, 1), ("growing", growing, 3)):
     if name in sys.argv[2]:
         soak.PARTS[name] = (0.0, name, lambda inputs=inputs, size=size: fuzz.fuzzing(inputs, size))
-sys.exit(soak.main(["--seconds", "0", "--state", sys.argv[1], "--parts", sys.argv[2]]))
+argv = ["--seconds", "0", "--state", sys.argv[1], "--parts", sys.argv[2]]
+status = soak.main(argv)
+before = {file.name: file.stat().st_mtime_ns for file in soak.Path(sys.argv[1]).glob("*.json")}
+assert soak.main(argv) == status
+assert before == {file.name: file.stat().st_mtime_ns for file in soak.Path(sys.argv[1]).glob("*.json")}, "all had their time"
+sys.exit(status)
 """
 
 
@@ -69,15 +77,30 @@ def test_what_is_planted_is_found(tmp_path: Path) -> None:
     assert counted(tmp_path, "growing")["memory"] == 1
 
 
-def test_every_part_runs_and_goes_on(tmp_path: Path) -> None:
+def test_every_part_runs_and_finds_nothing(tmp_path: Path) -> None:
     """But for the commands and the OpenAPI document, whose tests do the same."""
     pytest.importorskip("fastapi")
     parts = "kills,recipes,bundles,tokenizers,shards,checkpoints,folders,templates,http,clients"
     done = soaked(tmp_path, parts)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert [line.split(":")[0].split("|")[1].strip() for line in done.stdout.splitlines()[2:-1]] == parts.split(",")
+    assert [
+        line.split(":")[0].split("|")[1].strip() for line in done.stdout.splitlines()[2 : 2 + parts.count(",") + 1]
+    ] == parts.split(",")
     assert counted(tmp_path, "recipes")["inputs"] == 500
-    before = counted(tmp_path, "kills")
-    assert before["inputs"] == 1
-    assert soaked(tmp_path, "kills,recipes").returncode == 0
-    assert counted(tmp_path, "kills") == before, "it has had its time"
+    assert counted(tmp_path, "kills")["inputs"] == 1
+
+
+def test_a_stopped_soak_goes_on_and_another_commit_begins_anew(tmp_path: Path) -> None:
+    soak = tool("soak")
+    seeds: list[int] = []
+
+    def rounds(place: Path, first: int) -> Iterator[Any]:
+        for number in count(first):
+            seeds.append(number)
+            yield soak.Tally(rounds=1, inputs=1, seconds=1.0)
+
+    soak.PARTS["mine"] = (1.0, "", lambda: rounds)
+    for seconds, now in ((2, "a"), (5, "a"), (2, "b")):
+        soak.soak("mine", seconds, tmp_path, now)
+    assert seeds == [0, 1, 2, 3, 4, 0, 1]
+    assert soak.kept(tmp_path / "mine.json", "b").inputs == 2
