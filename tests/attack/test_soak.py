@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,15 +15,15 @@ from typing import Any
 import pytest
 
 from tests.docs.pages import ROOT, tool
+from tests.serve.conftest import Serving, folder, lm, serving  # noqa: F401
 
 SCRIPT = """
 import os, random, sys, time
 sys.path.insert(0, "tools")
 import soak
-from tests.attack import clients, fuzz, kills
+from tests.attack import fuzz, kills
 
 fuzz.SECONDS, kills.KILLS, kills.SETS = 1, 1, ("training.steps=6", "training.save_every=3")
-clients.DIFFERENT, clients.CROWDS, clients.REQUESTS = 8, (24,), 20
 
 def planted(place, dice):
     yield lambda: None
@@ -78,16 +79,28 @@ def test_what_is_planted_is_found(tmp_path: Path) -> None:
 
 
 def test_every_part_runs_and_finds_nothing(tmp_path: Path) -> None:
-    """But for the commands and the OpenAPI document, whose tests do the same."""
-    pytest.importorskip("fastapi")
-    parts = "kills,recipes,bundles,tokenizers,shards,checkpoints,folders,templates,http,clients"
+    """But for the commands, flipped bits and the OpenAPI document, whose own tests do the same, and the servers below."""
+    parts = "kills,recipes,bundles,tokenizers,shards,checkpoints,folders,templates"
     done = soaked(tmp_path, parts)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert [
-        line.split(":")[0].split("|")[1].strip() for line in done.stdout.splitlines()[2 : 2 + parts.count(",") + 1]
-    ] == parts.split(",")
+    rows = done.stdout.splitlines()[2 : 2 + len(parts.split(","))]
+    assert [row.split(":")[0].split("|")[1].strip() for row in rows] == parts.split(",")
     assert counted(tmp_path, "recipes")["inputs"] == 500
     assert counted(tmp_path, "kills")["inputs"] == 1
+
+
+def test_clients_get_their_serial_answers_and_odd_bytes_none_of_500(serving: Serving) -> None:  # noqa: F811
+    clients = pytest.importorskip("tests.attack.clients")
+    with serving({"queue": 40, "workers": 2, "batch": 16}) as client:
+        alone = [clients.told(client.post(*clients.asked(i)).json) for i in range(clients.DIFFERENT)]
+        assert clients.crowd(client, alone, 40, 0).sound
+        wrong = clients.crowd(client, alone[::-1], 10, 0)
+        assert wrong.differing == 10
+        tally, dice = clients.Tally(), random.Random(0)
+        for turn in range(40):
+            clients.judge(client.port, clients.request(dice), str(turn), tally)
+        assert tally.sound, tally.notes
+        assert 20 < tally.refused < 40
 
 
 def test_a_stopped_soak_goes_on_and_another_commit_begins_anew(tmp_path: Path) -> None:
