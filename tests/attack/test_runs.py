@@ -230,6 +230,11 @@ def test_a_run_that_started_from_another_model_finds_its_network_again(
     assert "step-00000004 is damaged (meta.json has another checksum" in capsys.readouterr().out
 
 
+def test_a_run_killed_before_its_recipe_was_written_begins_anew(recipe: Path, tmp_path: Path) -> None:
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    assert train(recipe, tmp_path / "run", 1) == 0
+
+
 # -- a full disk ----------------------------------------------------------------------------------------------------
 
 
