@@ -16,7 +16,7 @@ INSTALLED_DEV := $(VENV)/.installed-dev
 INSTALLED_DOCS := $(VENV)/.installed-docs
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types imports pytest browser docs bench format constraints lock audit canary clean distclean
+.PHONY: help demo test lint types imports pytest browser docs bench format constraints lock audit canary soak clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -71,6 +71,9 @@ audit: lock ## look the locked packages up among known vulnerabilities; asks the
 
 canary: ## each extra's tests with the newest versions that resolve, in fresh environments; EXTRAS="gif serve" for some
 	$(PYTHON) tools/canary.py $(EXTRAS)
+
+soak: $(INSTALLED_DEV) ## attack for a long time and print one table; goes on where it was stopped; SECONDS=600, PARTS="kills,recipes"
+	$(BIN)/python tools/soak.py --seconds $(or $(SECONDS),3600) $(if $(PARTS),--parts $(PARTS))
 
 clean: ## remove caches and build output
 	rm -rf build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage htmlcov

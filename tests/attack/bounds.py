@@ -7,6 +7,7 @@ import resource
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,10 @@ from scdd.core.errors import UserError
 
 MEMORY = 1 << 30
 SECONDS = 20
+
+Inputs = Callable[[Path, random.Random], Iterator[Callable[[], Any]]]
+"""An endless row of attacks, each to be called before the next is asked for, with a folder to work in: the tests take the
+first few, `make soak` as many as there is time for."""
 
 
 @contextmanager
@@ -59,6 +64,14 @@ def survived(read: Callable[[], Any]) -> bool:
         said = str(error)
     assert len(said) < 8000, said[:200]
     return not said
+
+
+def attacked(inputs: Inputs, place: Path, times: int, seed: int = 18) -> None:
+    """Each of the first so many is read or refused; some are read, and some refused."""
+    with bounded():
+        read = [survived(each) for each in islice(inputs(place, random.Random(seed)), times)]
+    assert any(read)
+    assert not all(read)
 
 
 def mutated(content: bytes, random: random.Random, tokens: tuple[bytes, ...] = ()) -> bytes:

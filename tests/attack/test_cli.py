@@ -8,7 +8,7 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +140,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(here)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    return furnished(here)
+
+
+def furnished(here: Path) -> Path:
     tiny.checkpoint(here / "model")
     (here / "text.txt").write_text((tiny.TEXT * 3 + "\n\n") * 5, encoding="utf-8")
     (here / "lines.jsonl").write_text('{"text": "The river runs"}\n' * 5, encoding="utf-8")
@@ -181,14 +185,41 @@ def test_odd_values_end_in_a_sentence(verb: str, folder: Path, capfd: pytest.Cap
         out = folder / f"out{number}"
         capfd.readouterr()
         status = main([str(out) if word == "OUT" else word for word in words])
-        said = capfd.readouterr().err
-        assert status in (0, 2), words
-        assert status == 0 or said.strip(), words
-        assert "Traceback" not in said, words
-        assert status == 0 or not (out / "checkpoints").exists(), "nothing half-written"
-        shutil.rmtree(out, ignore_errors=True)
+        judged(status, capfd.readouterr().err, words, out)
         assert Path.cwd() == folder
         assert (folder / "model" / "meta.json").is_file()
+
+
+def judged(status: int, said: str, words: list[str], out: Path) -> None:
+    assert status in (0, 2), words
+    assert status == 0 or said.strip(), words
+    assert "Traceback" not in said, words
+    assert status == 0 or not (out / "checkpoints").exists(), "nothing half-written"
+    shutil.rmtree(out, ignore_errors=True)
+
+
+def inputs(place: Path, dice: random.Random) -> Iterator[Callable[[], Any]]:
+    """Changes into its folder and writes over its own output: for a process of its own."""
+    here = place / "a" / "b"
+    here.mkdir(parents=True)
+    os.chdir(furnished(here))
+    sys.stdin = io.TextIOWrapper(io.BytesIO(b""))
+    out, log = here / "out", open(place / "said", "w+b")  # noqa: SIM115 (as long as the process)
+    os.dup2(log.fileno(), 2)
+
+    def run(words: list[str]) -> None:
+        log.truncate(0)
+        log.seek(0)
+        status = main([str(out) if word == "OUT" else word for word in words])
+        said = Path(log.name).read_text(errors="replace")
+        judged(status, said, words, out)
+        assert (here / "model" / "meta.json").is_file(), words
+        if status:
+            raise UserError(said[:4000])
+
+    while True:
+        [words] = attacks(dice.choice(list(QUICK)), 1, dice)
+        yield lambda words=words: run(words)  # type: ignore[misc]
 
 
 REFUSED = {

@@ -148,9 +148,10 @@ def test_large_bodies_get_their_answer(serving: Serving) -> None:  # noqa: F811
 
 
 @contextmanager
-def process(model: Path, descriptors: int) -> Iterator[tuple[Client, Any]]:
-    """`scdd serve` with a limit of open files, and what it has said so far."""
+def process(model: Path, descriptors: int, *options: str) -> Iterator[tuple[Client, Any, int]]:
+    """`scdd serve` with a limit of open files, what it has said so far, and the number of its process."""
     command = [sys.executable, "-m", "scdd", "serve", "--model", str(model), "--port", "0", "--device", "cpu"]
+    command += options
     with tempfile.TemporaryFile("w+") as log:
         run = subprocess.Popen(
             ["sh", "-c", f'ulimit -n {descriptors} && exec "$@"', "sh", *command], stderr=log, stdout=log
@@ -164,7 +165,7 @@ def process(model: Path, descriptors: int) -> Iterator[tuple[Client, Any]]:
             while not (found := re.search(r"http://127\.0\.0\.1:(\d+)", said())):
                 assert run.poll() is None, said()
                 time.sleep(0.05)
-            yield Client(int(found[1])), said
+            yield Client(int(found[1])), said, run.pid
         finally:
             run.kill()
             run.wait()
@@ -176,7 +177,7 @@ def test_more_connections_than_descriptors(folder: Path) -> None:  # noqa: F811
         pytest.skip("needs 2048 open files: raise the limit of this machine (ulimit -Hn)")
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
     try:
-        with process(folder, 1024) as (client, said), ExitStack() as stack:
+        with process(folder, 1024) as (client, said, _), ExitStack() as stack:
             for _ in range(1100):
                 stack.enter_context(connected(client.port))
             begun = time.monotonic()

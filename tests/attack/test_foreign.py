@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from scdd.bundle.card import parted
 from scdd.bundle.folder import read
@@ -19,16 +22,39 @@ from scdd.data.chat import ChatTemplate
 from scdd.models.llama import Llama
 from scdd.models.options import LlamaConfig
 from scdd.models.weights.hf import to_hf
-from tests.attack.bounds import bounded, changed, mutated, refused, survived
+from tests.attack.bounds import attacked, bounded, changed, mutated, refused
 from tests.tiny import tokenizer
 
 BOMB = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 10))
+TEMPLATE = (
+    b"{% set ns = namespace(n=0) %}{% for m in messages %}{% if m.role == 'system' %}{{ m.content | trim ~ eos_token }}"
+    b"{% elif loop.last and loop.index < 9 %}{% set ns.n = ns.n + 1 %}{{ m['role'] + ': ' + m.content | upper }}{% endif %}"
+    b"{% endfor %}{% macro end(x) %}{{ x * 2 }}{% endmacro %}{{ end('ab') }}{% if add_generation_prompt %}{{ messages[-1:]"
+    b" | map(attribute='content') | join(', ') | tojson }}{% endif %}"
+)
+PIECES = (
+    *(b"{% for i in range(99999) %}", b"{% endfor %}", b"{{", b"}}", b" * 10**9", b" ~ m", b"| replace('a', 'aaaa')"),
+    *(
+        b"messages",
+        b".__class__",
+        b"namespace()",
+        b"range(9**9)",
+        b"| list",
+        b"| sort",
+        b"end(end)",
+        b"'%s' % 9",
+        b"\xee\x80\x80",
+    ),
+)
 SHAPE = LlamaConfig(depth=1, width=16, heads=2, kv_heads=2, head_width=8, mlp_width=16, causal=True, tied=False)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    out = tmp_path / "theirs"
+    return transformers_folder(tmp_path / "theirs")
+
+
+def transformers_folder(out: Path) -> Path:
     out.mkdir()
     config, state = to_hf(Llama(SHAPE, tokenizer().vocab, torch.Generator().manual_seed(0)))
     (out / "config.json").write_text(json.dumps(config))
@@ -37,11 +63,7 @@ def folder(tmp_path: Path) -> Path:
     return out
 
 
-@pytest.fixture
-def gguf(folder: Path) -> Path:
-    pytest.importorskip("gguf")
-    from safetensors.torch import load_file
-
+def gguf_file(folder: Path) -> Path:
     from tests.evals.gguf_file import write_gguf
 
     config = SimpleNamespace(**json.loads((folder / "config.json").read_text()))
@@ -71,35 +93,46 @@ def test_weights_of_others_must_be_finite(folder: Path) -> None:
     refused(lambda: read(folder), "not finite (norm.weight)")
 
 
-def test_any_mutation_of_a_folder_of_transformers_is_read_or_refused(folder: Path, tmp_path: Path) -> None:
-    dice = random.Random(18)
-    config = json.loads((folder / "config.json").read_text())
-    found = []
-    with bounded():
-        for turn in range(90):
-            shutil.rmtree(tmp_path / "a", ignore_errors=True)
-            shutil.copytree(folder, tmp_path / "a")
-            if turn % 3:
-                (tmp_path / "a/config.json").write_text(json.dumps(changed(config, dice)))
-            else:
-                whole = (tmp_path / "a/model.safetensors").read_bytes()
-                (tmp_path / "a/model.safetensors").write_bytes(mutated(whole[:900], dice) + whole[900:])
-            found.append(survived(lambda: read(tmp_path / "a")))
-    assert any(found)
-    assert not all(found)
+def folder_inputs(place: Path, dice: random.Random) -> Iterator[Callable[[], Any]]:
+    whole, own = transformers_folder(place / "theirs"), place / "a"
+    config = json.loads((whole / "config.json").read_text())
+    weights = (whole / "model.safetensors").read_bytes()
+    for turn in count():
+        shutil.rmtree(own, ignore_errors=True)
+        shutil.copytree(whole, own)
+        if turn % 3:
+            (own / "config.json").write_text(json.dumps(changed(config, dice)))
+        else:
+            (own / "model.safetensors").write_bytes(mutated(weights[:900], dice) + weights[900:])
+        yield lambda: read(own)
 
 
-def test_any_mutation_of_a_gguf_file_is_read_or_refused(gguf: Path, tmp_path: Path) -> None:
-    dice = random.Random(18)
-    whole = gguf.read_bytes()
-    found = []
-    with bounded():
-        for turn in range(150):
-            head = 700 if turn % 2 else 20_000
-            (tmp_path / "a.gguf").write_bytes(mutated(whole[:head], dice) + whole[head:])
-            found.append(survived(lambda: read(tmp_path / "a.gguf")))
-    assert any(found)
-    assert not all(found)
+def gguf_inputs(place: Path, dice: random.Random) -> Iterator[Callable[[], Any]]:
+    whole, own = gguf_file(transformers_folder(place / "theirs")).read_bytes(), place / "a.gguf"
+    for turn in count():
+        head = 700 if turn % 2 else 20_000
+        own.write_bytes(mutated(whole[:head], dice) + whole[head:])
+        yield lambda: read(own)
+
+
+def template_inputs(place: Path, dice: random.Random) -> Iterator[Callable[[], Any]]:
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
+    while True:
+        text = mutated(TEMPLATE, dice, PIECES).decode("utf-8", "replace")
+        yield lambda text=text: ChatTemplate(text, tokenizer()).render(chat, answer=True)  # type: ignore[misc]
+
+
+def test_any_mutation_of_a_folder_of_transformers_is_read_or_refused(tmp_path: Path) -> None:
+    attacked(folder_inputs, tmp_path, 90)
+
+
+def test_any_mutation_of_a_gguf_file_is_read_or_refused(tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    attacked(gguf_inputs, tmp_path, 150)
+
+
+def test_any_mutation_of_a_chat_template_is_rendered_or_refused(tmp_path: Path) -> None:
+    attacked(template_inputs, tmp_path, 150)
 
 
 @pytest.mark.parametrize(

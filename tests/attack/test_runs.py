@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import re
 import resource
 import shutil
 import signal
@@ -27,18 +26,18 @@ from scdd.training.parallel import World
 from scdd.training.verify import sound_checkpoint
 
 from ..training.conftest import RECIPE, curve, weights
+from ..training.conftest import written as texts
 
 OLD, NEW = "step-00000005", "step-00000010"
 
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("recipe")
-    words = re.findall(r"\w+", "the cat sat on a mat while seven dogs ran past its old house near some quiet river")
-    for number in range(5):
-        text = " ".join(words[(i * i + 3 * i * number + i // 7) % len(words)] for i in range(500))
-        (folder / f"{number}.txt").write_text(text, encoding="utf-8")
-    text = RECIPE.format(text=folder) + "  final_fraction: 1.0\n"  # other steps, the same learning rates
+    return written_recipe(tmp_path_factory.mktemp("recipe"))
+
+
+def written_recipe(folder: Path) -> Path:
+    text = RECIPE.format(text=texts(folder)) + "  final_fraction: 1.0\n"  # other steps, the same learning rates
     (folder / "small.yaml").write_text(text, encoding="utf-8")
     return folder / "small.yaml"
 
@@ -87,19 +86,31 @@ def names(run: Path) -> set[str]:
 # -- bit rot --------------------------------------------------------------------------------------------------------
 
 
+def noticed(run: Path, file: Path, chance: random.Random) -> None:
+    """Flip a bit of the newest checkpoint; it is noticed, and made good again."""
+    newest, whole = run / "checkpoints" / NEW, file.read_bytes()
+    flip(file, chance)
+    found, notices = sound_checkpoint(run, World())
+    assert found == run / "checkpoints" / OLD, file.name
+    assert len(notices) == 1
+    (run / "checkpoints" / f"{NEW}.damaged").rename(newest)
+    file.write_bytes(whole)
+
+
+def inputs(place: Path, dice: random.Random) -> Iterator[Callable[[], None]]:
+    (place / "recipe").mkdir()
+    assert train(written_recipe(place / "recipe"), place / "run", 10) == 0
+    files = sorted(path for path in (place / "run" / "checkpoints" / NEW).rglob("*") if path.is_file())
+    while True:
+        yield lambda: noticed(place / "run", dice.choice(files), dice)
+
+
 def test_every_flipped_bit_is_noticed(run: Path) -> None:
     chance, newest = random.Random(0), run / "checkpoints" / NEW
     files = sorted(path for path in newest.rglob("*") if path.is_file())
     assert len(files) == 7, "each of them is checked, the digests too"
     for number in range(28):
-        file = files[number % len(files)]
-        whole = file.read_bytes()
-        flip(file, chance)
-        found, notices = sound_checkpoint(run, World())
-        assert found == run / "checkpoints" / OLD, f"{file.name} {number}"
-        assert len(notices) == 1
-        (run / "checkpoints" / f"{NEW}.damaged").rename(newest)
-        file.write_bytes(whole)
+        noticed(run, files[number % len(files)], chance)
     assert sound_checkpoint(run, World()) == (newest, [])
 
 
@@ -218,6 +229,11 @@ def test_a_run_that_started_from_another_model_finds_its_network_again(
     meta.write_text(meta.read_text().replace('"depth": 2', '"depth": 3'))
     assert train(recipe, tmp_path / "run", 5, *changes) == 0
     assert "step-00000004 is damaged (meta.json has another checksum" in capsys.readouterr().out
+
+
+def test_a_run_killed_before_its_recipe_was_written_begins_anew(recipe: Path, tmp_path: Path) -> None:
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    assert train(recipe, tmp_path / "run", 1) == 0
 
 
 # -- a full disk ----------------------------------------------------------------------------------------------------

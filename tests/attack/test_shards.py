@@ -6,6 +6,8 @@ import json
 import random
 import shutil
 import struct
+from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import pytest
 from scdd.data.manifest import SplitInfo, read_manifest, write_manifest
 from scdd.data.pack import cut
 from scdd.data.shards import INDEX, Shards, write_shard
-from tests.attack.bounds import bounded, changed, mutated, refused, survived
+from tests.attack.bounds import attacked, changed, mutated, refused
 from tests.tiny import TEXT, tokenizer
 
 SHARD = "train-00000.bin"
@@ -23,7 +25,11 @@ SHARD = "train-00000.bin"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    out, own = tmp_path / "shards", tokenizer()
+    return prepared(tmp_path / "shards")
+
+
+def prepared(out: Path) -> Path:
+    own = tokenizer()
     out.mkdir()
     documents = [[*own.encode(TEXT), own.eos_id] for _ in range(6)]
     lengths = np.array([len(ids) for ids in documents])
@@ -105,22 +111,22 @@ def test_ends_that_go_back_are_refused(folder: Path) -> None:
     refused(lambda: used(folder), "one after the other")
 
 
-def test_any_mutation_of_prepared_data_is_read_or_refused(folder: Path, tmp_path: Path) -> None:
-    dice = random.Random(18)
-    index, content = json.loads((folder / INDEX).read_text()), (folder / SHARD).read_bytes()
-    read = []
-    with bounded():
-        for turn in range(300):
-            shutil.rmtree(tmp_path / "a", ignore_errors=True)
-            shutil.copytree(folder, tmp_path / "a")
-            if turn % 2:
-                (tmp_path / "a" / INDEX).write_text(json.dumps(changed(index, dice)))
-            else:
-                cut_at = dice.choice((150, len(content)))
-                rewritten(tmp_path / "a", mutated(content[:cut_at], dice) + content[cut_at:])
-            read.append(survived(lambda: used(tmp_path / "a")))
-    assert any(read)
-    assert not all(read)
+def inputs(place: Path, dice: random.Random) -> Iterator[Callable[[], Any]]:
+    whole, own = prepared(place / "shards"), place / "a"
+    index, content = json.loads((whole / INDEX).read_text()), (whole / SHARD).read_bytes()
+    for turn in count():
+        shutil.rmtree(own, ignore_errors=True)
+        shutil.copytree(whole, own)
+        if turn % 2:
+            (own / INDEX).write_text(json.dumps(changed(index, dice)))
+        else:
+            cut_at = dice.choice((150, len(content)))
+            rewritten(own, mutated(content[:cut_at], dice) + content[cut_at:])
+        yield lambda: used(own)
+
+
+def test_any_mutation_of_prepared_data_is_read_or_refused(tmp_path: Path) -> None:
+    attacked(inputs, tmp_path, 300)
 
 
 def test_a_manifest_is_not_read_beyond_its_limit(folder: Path) -> None:

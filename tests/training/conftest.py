@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,10 @@ Launch = Callable[..., list[int]]
 @pytest.fixture(scope="session")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A few thousand words over a small vocabulary, in five documents."""
-    folder = tmp_path_factory.mktemp("text")
+    return written(tmp_path_factory.mktemp("text"))
+
+
+def written(folder: Path) -> Path:
     words = re.findall(r"\w+", "the cat sat on a mat while seven dogs ran past its old house near some quiet river")
     for number in range(5):
         picked = [words[(i * i + 3 * i * number + i // 7) % len(words)] for i in range(500)]
@@ -60,10 +64,22 @@ def recipe_file(text: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def zygote() -> Iterator[subprocess.Popen[str]]:
+    with forking() as process:
+        yield process
+
+
+@contextmanager
+def forking() -> Iterator[subprocess.Popen[str]]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(Path(__file__).with_name("zygote.py"))]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
-    yield process
+    try:
+        yield process
+    finally:
+        ended(process)
+
+
+def ended(process: subprocess.Popen[str]) -> None:
     assert process.stdin is not None
     process.stdin.close()
     process.wait(20)
@@ -76,15 +92,18 @@ def launch(zygote: subprocess.Popen[str], recipe_file: Path, tmp_path: Path) -> 
     def start(out: Path, ranks: int = 1, sets: list[str] | None = None, **how: Any) -> list[int]:
         argv = ["train", str(recipe_file), "--out", str(out), "--device", "cpu"]
         argv += [part for each in sets or [] for part in ("--set", each)]
-        request = {"argv": argv, "ranks": ranks, "log": str(tmp_path / out.name), **how}
-        assert zygote.stdin is not None
-        assert zygote.stdout is not None
-        zygote.stdin.write(json.dumps(request) + "\n")
-        zygote.stdin.flush()
-        answer: list[int] = json.loads(zygote.stdout.readline())
-        return answer
+        return asked(zygote, {"argv": argv, "ranks": ranks, "log": str(tmp_path / out.name), **how})
 
     return start
+
+
+def asked(zygote: subprocess.Popen[str], request: dict[str, Any]) -> list[int]:
+    assert zygote.stdin is not None
+    assert zygote.stdout is not None
+    zygote.stdin.write(json.dumps(request) + "\n")
+    zygote.stdin.flush()
+    answer: list[int] = json.loads(zygote.stdout.readline())
+    return answer
 
 
 def said(tmp_path: Path, out: Path, rank: int = 0) -> str:

@@ -79,6 +79,17 @@ def test_two_ranks_killed_ten_times_end_with_the_same_bits(launch: Launch, tmp_p
     same(tmp_path / "calm", tmp_path / "killed")
 
 
+@pytest.mark.dist
+def test_four_ranks_killed_end_with_the_same_bits(launch: Launch, tmp_path: Path) -> None:
+    """More than two, so that the order of a sum matters."""
+    sets = ["training.steps=12", "training.save_every=4", "training.parallel=ddp", "training.validate_every=12"]
+    in_peace(launch, tmp_path / "calm", 4, sets)
+    assert -signal.SIGKILL in launch(tmp_path / "killed", 4, sets, operation=25)
+    assert list((tmp_path / "killed" / "checkpoints").glob("step-*")), "killed too early to tell"
+    assert launch(tmp_path / "killed", 4, sets) == [0] * 4
+    same(tmp_path / "calm", tmp_path / "killed")
+
+
 @pytest.mark.parametrize("operation", [1, 4, 8])
 def test_dying_inside_a_checkpoint_write_leaves_the_last_complete_one(
     launch: Launch, tmp_path: Path, operation: int

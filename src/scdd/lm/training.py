@@ -61,7 +61,7 @@ def train(
 def _require_same_recipe(spec: Recipe, out: Path) -> Recipe | None:
     """The recipe of the run that is in the folder; another one than ours is refused, naming what differs."""
     if not (out / "recipe.yaml").is_file():
-        if (out / "checkpoints").is_dir():
+        if any((out / "checkpoints").glob("step-*")):  # an empty folder is of a start that was killed
             raise UserError(f"{out} holds checkpoints but no recipe.yaml: restore it, or use another folder.")
         return None
     earlier = load(out / "recipe.yaml")
