@@ -51,8 +51,9 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def shards(text: Path) -> Path:
-    out = text.parent / "shards"
-    command = ["prepare", str(text), "--valid", str(text), "--out", str(out)]
+    out, held = text.parent / "shards", text.with_name("held.txt")
+    held.write_text(text.read_text(encoding="utf-8"), encoding="utf-8")  # the same file would be left out of training
+    command = ["prepare", str(text), "--valid", str(held), "--out", str(out)]
     assert main([*command, "--train-tokenizer", "300", "--workers", "1"]) == 0
     return out
 

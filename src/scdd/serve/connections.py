@@ -23,7 +23,7 @@ from scdd.serve.errors import ApiError, full, unfinished
 log = logging.getLogger("scdd.serve")
 MOST = 2048  # connections
 BATCH = 32  # that the event loop takes at once, and again before it has looked at them
-WAITING = 256  # that the system keeps until then
+WAITING = 1024  # that the system keeps until then: a crowd that comes at once is not turned away
 OTHERS = 256  # descriptors for everything else, and for connections that nobody has looked at
 EVERY = 0.5  # seconds between two looks at all connections
 AGAIN = 600.0  # seconds before the same complaint is worth another line

@@ -18,7 +18,7 @@ from scdd.training.parallel import World
 
 RESUME, FACTS, STATE, DIGESTS = "resume", "facts.json", "state.safetensors", "digests.json"
 LISTED = f"{RESUME}/{DIGESTS}"
-NEEDED = {bundle.META, bundle.RECIPE, bundle.WEIGHTS, f"{RESUME}/{FACTS}", f"{RESUME}/{STATE}"}
+NEEDED = {bundle.META, bundle.RECIPE, bundle.WEIGHTS, f"{RESUME}/{FACTS}"}
 COUNTS = ("step", "tokens", "ema_updates")  # facts that are whole numbers
 
 
@@ -129,7 +129,9 @@ def _require_digests(checkpoint: Path, only: set[str] | None = None) -> None:
     noted = _json(checkpoint / LISTED)
     asked = set(noted) if only is None else only & set(noted)
     there = _files(checkpoint)
-    if only is None and (unlisted := sorted(NEEDED - asked)):
+    shards = {name for name in there if name.startswith(f"{RESUME}/") and name.endswith(".safetensors")}
+    state = shards or {f"{RESUME}/{STATE}"}  # one file, or one of each rank
+    if only is None and (unlisted := sorted((NEEDED | state) - asked)):
         raise ValueError(f"{LISTED} does not list {unlisted[0]}")
     if missing := sorted(asked - there):
         raise ValueError(f"{missing[0][:200]} is missing")
