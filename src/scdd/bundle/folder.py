@@ -118,7 +118,7 @@ def write(
             "step": identity.step,
             "tokens": identity.tokens,
             "weights": kind,
-            "weights_sha256": _digest(temporary / WEIGHTS),
+            "weights_sha256": sha256_of(temporary / WEIGHTS),
             "network": identity.network,
             "extra": identity.extra,
         }
@@ -225,7 +225,7 @@ def read(
         raise UserError(
             f'{folder} stores its weights as "{kind}" and this version of scdd reads {", ".join(KINDS)}: upgrade scdd.'
         )
-    if verify and _digest(_required(folder, WEIGHTS)) != facts.get("weights_sha256"):
+    if verify and sha256_of(_required(folder, WEIGHTS)) != facts.get("weights_sha256"):
         raise UserError(f"{folder / WEIGHTS} is damaged (its checksum differs from {META}'s): {CURE}.")
     weights = _weights(_required(folder, WEIGHTS), kind, str(device))
     if (facts["network"] or {}).get("kind", "dit") not in ("import", "given"):  # theirs may hold infinities on purpose
@@ -357,7 +357,8 @@ def _sibling(target: Path, role: str) -> Path:
     return target.parent / f".{target.name}.{role}"  # / has no name, and is asked for nevertheless
 
 
-def _digest(file: Path) -> str:
+def sha256_of(file: Path) -> str:
+    """Of a file's bytes, in hexadecimal."""
     digest = hashlib.sha256()
     with open(file, "rb") as handle:
         while chunk := handle.read(1 << 20):

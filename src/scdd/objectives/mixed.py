@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from torch import Tensor
 
@@ -25,7 +25,7 @@ class TwoSided(Denoiser, Protocol):
 
 
 class Causally:
-    """A two-sided network as the left-to-right one that it also is."""
+    """A two-sided network as the left-to-right one that it also is, as far as a loss asks."""
 
     def __init__(self, network: TwoSided) -> None:
         self.network = network
@@ -39,10 +39,6 @@ class Causally:
     def hidden(self, z_t: Tensor, t: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
         """Each token sees what is before it."""
         return self.network.hidden(z_t, t, documents, lookahead=0)
-
-    def logits(self, z_t: Tensor, t: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
-        """Nobody asks for them in training."""
-        raise NotImplementedError
 
 
 def noised_rows(share: float, total: int) -> int:
@@ -75,7 +71,7 @@ class MixedObjective(Objective):
             known = None if documents is None else documents[which]
             return tokens[which], known, part.cut(first, end - first), None if learnt is None else learnt.rows(which)
 
-        read = self.ar.loss(Causally(network), *rows(slice(noised, None)))
+        read = self.ar.loss(cast(Denoiser, Causally(network)), *rows(slice(noised, None)))
         if not noised:
             return Loss(read.total, read.nats[:0], read.tokens[:0])
         loss = self.diffusion.loss(network, *rows(slice(noised)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -180,12 +179,4 @@ def _files(checkpoint: Path) -> set[str]:
 def _digests(checkpoint: Path, names: set[str]) -> dict[str, str]:
     ordered = sorted(names)
     with ThreadPoolExecutor() as pool:
-        return dict(zip(ordered, pool.map(lambda name: _sha256(checkpoint / name), ordered), strict=True))
-
-
-def _sha256(file: Path) -> str:
-    digest = hashlib.sha256()
-    with open(file, "rb") as handle:
-        while chunk := handle.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return dict(zip(ordered, pool.map(lambda name: bundle.sha256_of(checkpoint / name), ordered), strict=True))
