@@ -40,6 +40,11 @@ def pytest_configure() -> None:
     _interpret_triton()
 
 
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Bytes are named by their length: content may hold a time of day, and two test processes must agree on names."""
+    return f"{len(val)} bytes" if isinstance(val, bytes) else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for name, lack in (("gpu", _without_gpu), ("data", _without_data)):
         marked = [item for item in items if item.get_closest_marker(name)]

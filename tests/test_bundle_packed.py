@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from scdd.bundle import packed
-from scdd.bundle.folder import SCALE, Identity, _digest, read, unpack, write
+from scdd.bundle.folder import SCALE, Identity, read, sha256_of, unpack, write
 from scdd.bundle.packed import SMALLEST, TOP, largest_change, pack
 from scdd.core.errors import UserError
 from scdd.core.types import Vocab
@@ -58,7 +58,7 @@ def change_meta(folder: Path, **changes: object) -> None:
 def replace_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
     """Other content under a right checksum, so that only the content can give it away."""
     save_file(tensors, folder / "model.safetensors")
-    change_meta(folder, weights_sha256=_digest(folder / "model.safetensors"))
+    change_meta(folder, weights_sha256=sha256_of(folder / "model.safetensors"))
 
 
 # -- rows --------------------------------------------------------------------------------------------------------------
