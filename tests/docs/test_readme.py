@@ -58,16 +58,24 @@ def pattern(each: Shown) -> str:
     return text.replace("…\\\n", "(?:.*\n)*").replace("…", ".*")
 
 
+def on_the_path(command: Path, module: str) -> None:
+    """A command that runs a module, for scripts."""
+    command.parent.mkdir(exist_ok=True)
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m {module} "$@"\n', encoding="utf-8")
+    command.chmod(command.stat().st_mode | stat.S_IXUSR)
+
+
+def articles(file: Path) -> None:
+    with lzma.open(file, "wt", encoding="utf-8") as lines:
+        lines.writelines(json.dumps({"text": prose(CARD)}) + "\n" for _ in range(40))
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `scdd` on its path, a text to measure on, and the run that the page trains."""
     folder = tmp_path_factory.mktemp("readme")
-    command = folder / "bin" / "scdd"
-    command.parent.mkdir()
-    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m scdd "$@"\n', encoding="utf-8")
-    command.chmod(command.stat().st_mode | stat.S_IXUSR)
-    with lzma.open(folder / "valid.jsonl.xz", "wt", encoding="utf-8") as file:
-        file.writelines(json.dumps({"text": prose(CARD)}) + "\n" for _ in range(40))
+    on_the_path(folder / "bin" / "scdd", "scdd")
+    articles(folder / "valid.jsonl.xz")
     return folder
 
 
