@@ -17,7 +17,9 @@ from tests.docs.pages import ROOT, blocks
 from tests.docs.test_readme import articles, on_the_path
 
 SMALL = "--set training.steps=2 --set training.batch_size=4 --set training.validate_batches=1 --set data.length=16"
-NETWORK = "--set model.size=custom --set model.depth=1 --set model.heads=2 --set model.width=32 --set model.cond_width=8"
+NETWORK = (
+    "--set model.size=custom --set model.depth=1 --set model.heads=2 --set model.width=32 --set model.cond_width=8"
+)
 ONE_AT_A_TIME = "--set training.micro_batch_size=4 --set training.compile=false --set training.cuda_graphs=false"
 ADDED = {
     "scdd train bundled": f"{SMALL} {NETWORK}",
