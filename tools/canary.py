@@ -29,6 +29,8 @@ TESTS: dict[str, tuple[str, ...]] = {
     "serve": ("tests/serve/test_rest.py", "tests/serve/test_stream.py", "tests/serve/test_process.py"),
     "docs": ("tests/docs/test_site.py",),
 }
+BESIDE: dict[str, tuple[str, ...]] = {"gguf": ("transformers",)}
+"""What an extra's tests compare with, and the extra does not need."""
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "WANDB_MODE": "offline"}
 
 
@@ -55,7 +57,7 @@ def try_out(extra: str) -> str:
         file.write(pins())
         file.flush()
         pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", file.name]
-        if subprocess.run([*pip, f"{ROOT}[{extra}]", *TOOLS]).returncode:
+        if subprocess.run([*pip, f"{ROOT}[{extra}]", *TOOLS, *BESIDE.get(extra, ())]).returncode:
             return "FAILED to install"
     report = place / "report.xml"
     pytest = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *TESTS[extra]]

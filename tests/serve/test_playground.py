@@ -32,7 +32,7 @@ EXAMPLE = (
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    sync.expect.set_options(timeout=20_000)  # machines may be busy
+    sync.expect.set_options(timeout=60_000)  # machines may be busy
     with sync.sync_playwright() as play:
         made = play.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         yield made
@@ -44,7 +44,7 @@ def opened(browser: Any, url: str, server: str | None = None, **options: Any) ->
     server = server or url
     context = browser.new_context(permissions=["clipboard-read", "clipboard-write"], **options)
     page = context.new_page()
-    page.set_default_timeout(15000)
+    page.set_default_timeout(60_000)
     page.complaints = []
     page.on("console", lambda said: page.complaints.append(said.text) if said.type == "error" else None)
     page.on("pageerror", lambda error: page.complaints.append(str(error)))
