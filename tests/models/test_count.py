@@ -1,0 +1,113 @@
+"""The arithmetic of a network's costs against the network itself: its tensors, its products, what its forward pass leaves."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from scdd.core import ElboCoefficients, Vocab
+from scdd.core.options import padded
+from scdd.models.count import FLOAT, Keeping, Shape, flops, kept, matrices, matrix_weights, parameters, whole_block
+from scdd.models.options import DECODERS, SIZES, DiTConfig, LlamaConfig, make_network
+from scdd.ops.elbo import elbo
+
+VOCAB = Vocab(150, 149)  # padded to 256
+DIT = DiTConfig(depth=2, width=32, heads=4, cond_width=8)
+LLAMA = LlamaConfig(depth=2, width=32, heads=4, kv_heads=4, head_width=8, mlp_width=96)
+SHAPES = {
+    "dit": DIT,
+    "dit with time and input bias": replace(DIT, time_conditioning=True, input_bias=True),
+    "causal dit": replace(DIT, causal=True),
+    "llama": LLAMA,
+    "llama with everything": replace(
+        LLAMA, kv_heads=2, head_width=16, qkv_bias=True, out_bias=True, mlp_bias=True, qk_norm=True, tied=False
+    ),
+    **{f"dit {name}": shape for name, shape in SIZES.items() if name != "medium"},
+    **DECODERS,
+}
+
+
+def network(shape: Shape, device: str = "meta") -> Any:
+    kind = "dit" if isinstance(shape, DiTConfig) else "llama"
+    with torch.device(device):
+        return make_network({"kind": kind, **asdict(shape)}, VOCAB)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_parameters_are_the_networks_own(name: str) -> None:
+    shape, net = SHAPES[name], network(SHAPES[name])
+    sizes = {name: p.numel() for name, p in net.named_parameters()}
+    counted = parameters(shape, VOCAB.size)
+    for part, prefix in {"embedding": "embedding.", "blocks": "blocks.", "head": "output."}.items():
+        assert getattr(counted, part) == sum(n for name, n in sizes.items() if name.startswith(prefix)), part
+    assert counted.total == sum(sizes.values())
+    assert matrix_weights(shape) == sum(sizes[name] for name in net.hidden_matrices())
+    first = {name: tuple(net.get_parameter(f"blocks.0.{name}.weight").shape) for name in matrices(shape)}
+    assert matrices(shape) == first
+
+
+def live_after_forward(net: Any, rows: int, length: int) -> int:
+    """Bytes of tensors that a forward pass leaves behind, as the profiler saw them allocated and freed."""
+    tokens, times = torch.randint(VOCAB.K, (rows, length)), torch.rand(rows)
+    net.hidden(tokens, times)  # rotary tables are made once
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        states = net.hidden(tokens, times)
+    assert states.requires_grad
+    return sum(e.nbytes() for e in profile.profiler.kineto_results.events() if e.name() == "[memory]")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["dit", "dit with time and input bias", "llama", "recompute"])
+def test_kept_is_what_a_forward_pass_leaves(name: str, dtype: str) -> None:
+    """The slope in the number of rows: weights' copies, which do not grow with it, are another kind of memory."""
+    shape = SHAPES.get(name, LLAMA)
+    net = network(shape, "cpu")
+    if name == "recompute":
+        net.recompute = True
+    half = 4 if dtype == "float32" else 2
+    net.compute_dtype = None if half == 4 else torch.bfloat16
+    few, many, length = 2, 10, 32
+    slope = (live_after_forward(net, many, length) - live_after_forward(net, few, length)) / ((many - few) * length)
+    how = Keeping(half=half, fused=False, recompute=name == "recompute")
+    expected = kept(shape, how)
+    if name == "recompute":  # the one block that is whole comes in the backward pass
+        expected -= whole_block(shape, how)
+    assert slope == pytest.approx(expected, rel=0.035)  # a time is a row of conditioning, too
+
+
+def test_kernels_and_recomputing_keep_less() -> None:
+    for shape in (DIT, LLAMA):
+        plain, fused = kept(shape, Keeping(fused=False)), kept(shape)
+        assert fused < plain
+    assert kept(DECODERS["smollm2-1.7b"], Keeping(recompute=True)) < 0.25 * kept(DECODERS["smollm2-1.7b"])
+
+
+@pytest.mark.parametrize("name", ["dit", "llama", "llama with everything", "recompute"])
+def test_flops_are_those_that_torch_counts(name: str) -> None:
+    shape = SHAPES.get(name, LLAMA)
+    net = network(shape, "cpu")
+    net.recompute = name == "recompute"
+    rows, length = 2, 24
+    x = torch.randint(VOCAB.K, (rows, length))
+    weights = ElboCoefficients(*(torch.full((rows * length,), value) for value in (0.5, 0.5, 1.0, 1.0, 1.0, 0.0, 0.0)))
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        hidden = net.hidden(x, torch.rand(rows))
+        total, _ = elbo(hidden.flatten(0, 1), net.head, x.flatten(), x.flatten(), weights)
+        total.backward()
+    counted = counter.get_total_flops() / x.numel()
+    expected = flops(shape, VOCAB.size, length, recompute=name == "recompute")
+    if name == "recompute":  # in plain products attention is no kernel that could be kept
+        expected += 4 * shape.depth * length * shape.heads * shape.head_width
+    assert counted == pytest.approx(expected, rel=0.02)  # a DiT's conditioning is the rest
+
+
+def test_a_causal_network_needs_half_of_attention() -> None:
+    both = flops(DIT, VOCAB.size, 64), flops(replace(DIT, causal=True), VOCAB.size, 64)
+    assert both[0] - both[1] == 6 * DIT.depth * 64 * DIT.width
+    assert both[0] == 6 * (matrix_weights(DIT) + padded(VOCAB.size) * DIT.width) + 12 * DIT.depth * 64 * DIT.width
+    assert FLOAT == torch.float32.itemsize
