@@ -110,4 +110,4 @@ def test_a_causal_network_needs_half_of_attention() -> None:
     both = flops(DIT, VOCAB.size, 64), flops(replace(DIT, causal=True), VOCAB.size, 64)
     assert both[0] - both[1] == 6 * DIT.depth * 64 * DIT.width
     assert both[0] == 6 * (matrix_weights(DIT) + padded(VOCAB.size) * DIT.width) + 12 * DIT.depth * 64 * DIT.width
-    assert FLOAT == torch.float32.itemsize
+    assert torch.float32.itemsize == FLOAT
