@@ -71,12 +71,12 @@ class Job:
 
 def adapters(shape: Shape, lora: LoraOptions) -> int:
     """Parameters of LoRA's two factors beside the matrices that it is told to adapt."""
-    adapted = [
-        size
-        for name, size in matrices(shape).items()
-        if lora.targets is None or any(target.rpartition(".")[2] == name for target in lora.targets)
-    ]
-    return shape.depth * lora.rank * sum(rows + columns for rows, columns in adapted)
+    return lora.rank * sum(
+        rows + columns
+        for block in range(shape.depth)
+        for name, (rows, columns) in matrices(shape).items()
+        if lora.targets is None or any(f".blocks.{block}.{name}".endswith(f".{target}") for target in lora.targets)
+    )
 
 
 # -- from a recipe ------------------------------------------------------------------------------------------------------
