@@ -41,9 +41,8 @@ class Plan:
 
     @property
     def seconds(self) -> float:
-        """Of all steps, or of as many as the recipe's time allows."""
-        whole, limit = self.steps * self.pace.step, self.job.training.max_seconds
-        return whole if limit is None else min(whole, limit)
+        """Of all steps."""
+        return self.steps * self.pace.step
 
     @property
     def tokens(self) -> int:
@@ -187,6 +186,7 @@ def to_dict(made: Plan) -> dict[str, Any]:
         "share_of_peak": made.pace.used,
         "hours": made.seconds / 3600,
         "gpu_hours": job.gpus * made.seconds / 3600,
+        "max_hours": None if (limit := job.training.max_seconds) is None else limit / 3600,
         "tokens": made.tokens,
         "corpus_tokens": made.corpus,
         "epochs": None if not made.corpus else made.tokens / made.corpus,

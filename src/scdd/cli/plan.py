@@ -100,7 +100,8 @@ def lines(made: Plan) -> Iterator[str]:
         yield _row(
             "between GPUs", f"{pace.sent * 1e3:,.0f} ms of data a step, {hidden} {pace.passes * 1e3:,.0f} ms of work"
         )
-    cut = ", where training.max_seconds ends it" if made.seconds < made.steps * pace.step else ""
+    limit = job.training.max_seconds
+    cut = f"; training.max_seconds ends it after {span(limit / 3600)}" if limit and limit < made.seconds else ""
     hours = made.seconds / 3600
     yield _row("time", f"{span(hours)}, {job.gpus * hours:,.1f} GPU-hours for {made.steps:,} steps{cut}")
     epochs = f", {made.tokens / made.corpus:,.1f} epochs of {large(made.corpus)}" if made.corpus else ""
