@@ -23,6 +23,7 @@ from scdd.bundle.folder import ASSETS, meta
 from scdd.cli.main import main
 from scdd.core.errors import UserError
 from scdd.core.types import Vocab
+from scdd.models.count import matrices
 from scdd.models.options import make_network
 from scdd.ops.common import CHUNK_BYTES
 from scdd.recipe.load import load, shipped
@@ -133,6 +134,44 @@ def test_what_sharding_divides() -> None:
     assert memory(alone).weights == whole.weights
     # in several passes each GPU adds up whole gradients
     assert memory(with_micro(fsdp, 1)).gradients == 4 * fsdp.trained
+
+
+@pytest.mark.slow  # importing FSDP takes seconds
+def test_what_sharding_keeps_whole() -> None:
+    """FSDP2 itself, on one rank: copies in bfloat16 outlive the layer they belong to, and so do gradients between passes."""
+    from torch import distributed as dist
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
+    spec = load("adapt/smollm2-135m", [*SMALL, "training.micro_batch_size=2"])
+    one, *_ = job_of(spec, vocab=150)
+    several = memory(replace(one, sharing="fsdp", gpus=2))
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        net: Any = network(spec, Vocab(150, 149))
+        for layer in net.layers():
+            fully_shard(layer)
+        fully_shard(net, reshard_after_forward=True)
+        register_fsdp_forward_method(net, "hidden")
+        net.compute_dtype = torch.bfloat16
+        net.set_requires_gradient_sync(False)
+        found: dict[str, int] = {}
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            if tensor.dtype == torch.bfloat16 and tensor.shape in wanted:
+                found[str(storage.data_ptr())] = storage.nbytes()
+            return tensor
+
+        wanted = {s for p in matrices(one.shape).values() for s in (torch.Size(p), torch.Size(p[::-1]))}
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            net.hidden(torch.randint(149, (1, 7))).float().sum().backward()
+        assert sum(found.values()) == several.copies
+        groups = [m._get_fsdp_state()._fsdp_param_group for m in (net, *net.layers())]
+        parts = [each for group in groups for each in group.fsdp_params]
+        whole = [each.unsharded_accumulated_grad or each._unsharded_param.grad for each in parts]
+        assert sum(t.numel() * t.element_size() for t in whole) == several.gradients
+    finally:
+        dist.destroy_process_group()
 
 
 def test_more_gpus_and_links() -> None:

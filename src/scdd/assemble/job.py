@@ -62,6 +62,11 @@ class Job:
         return self.parameters.total if lora is None else adapters(self.shape, lora)
 
     @property
+    def replayed(self) -> bool:
+        """Whether passes are CUDA graphs, as `Parallel` decides it."""
+        return self.training.compile and self.training.cuda_graphs and self.sharing == "none"
+
+    @property
     def keeping(self) -> Keeping:
         """How the network runs on a GPU."""
         training = self.training

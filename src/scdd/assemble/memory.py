@@ -27,7 +27,7 @@ ORTHOGONAL = (
 class Memory:
     """Bytes on one GPU at the worst moment of a step."""
 
-    moment: Literal["backward pass", "update"]
+    moment: Literal["backward pass", "sum of gradients", "update"]
     weights: float
     gradients: float
     moments: float  # of AdamW, and Muon's momentum
@@ -62,7 +62,7 @@ def optimiser_states(job: Job) -> int:
 
 
 def memory(job: Job) -> Memory:
-    """At the end of a forward pass, when everything is kept, or in the update, whichever takes more."""
+    """As a backward pass begins, when everything is kept; at its end; or in the update, whichever takes most."""
     training, count, shards = job.training, job.parameters, job.shards
     adapted = job.trained if training.lora is not None else 0
     weights = FLOAT * (count.total + adapted) / shards
@@ -75,19 +75,19 @@ def memory(job: Job) -> Memory:
     # FSDP sends gradients in a step's last pass; until then each GPU adds up whole ones.
     mine = gradients if sharded and several else gradients / shards
     # Without any of these, gradients are made as the activations go.
-    held = mine if several or job.sharing == "ddp" or training.cuda_graphs else 0.0
+    held = mine if several or job.sharing == "ddp" or job.replayed else 0.0
     passing = FLOAT * (2 * 2 * block + 2 * count.outer) if sharded else 0.0
     steady = {"weights": weights, "moments": moments, "average": average, "context": context}
-    backward = Memory(
-        "backward pass", gradients=held, copies=_copies(job), activations=_activations(job), loss=_loss(job),
-        passing=passing, work=0.0, **steady,
-    )  # fmt: skip
+    none = {"copies": 0.0, "activations": 0.0, "loss": 0.0, "passing": 0.0}
+    most = {"copies": _copies(job), "activations": _activations(job), "loss": _loss(job), "passing": passing}
     # A compiled backward pass hands all its gradients over at once, to be added to those of the passes before.
     twice = 2 if several and not sharded else 1
-    update = Memory(
-        "update", gradients=twice * mine, copies=0.0, activations=0.0, loss=0.0, passing=0.0, work=_work(job), **steady
+    return max(
+        Memory("backward pass", gradients=held, work=0.0, **most, **steady),
+        Memory("sum of gradients", gradients=twice * mine, work=0.0, **none, **steady),
+        Memory("update", gradients=gradients / shards, work=_work(job), **none, **steady),
+        key=lambda each: each.allocated,
     )
-    return max(backward, update, key=lambda each: each.allocated)
 
 
 def _copies(job: Job) -> float:
