@@ -48,7 +48,7 @@ def test_a_row_is_what_its_command_says(capsys: pytest.CaptureFixture[str]) -> N
     assert row.split(" | ")[:5] == found
 
 
-@pytest.mark.parametrize(("file", "language"), [("train.sbatch", "bash"), ("train-job.yaml", "yaml")])
+@pytest.mark.parametrize(("file", "language"), [("train.sbatch", "bash"), ("train-job.yaml", "yml")])
 def test_files_are_shown_whole(file: str, language: str) -> None:
     [shown] = blocks(SCALE / "many-nodes.md", language)
     assert shown.code == (SCALE / file).read_text(encoding="utf-8")

@@ -126,6 +126,8 @@ def job_of(
         notices.append("training.precision is float32, whose speed is assumed: only bf16 was measured")
     sharing: Sharing = "none" if gpus == 1 else "ddp" if kind == "auto" else kind
     documents = bool(getattr(spec.data, "documents", False)) or (isinstance(spec.data, PairsOptions) and spec.data.pack)
+    if documents:
+        notices.append("attention has a mask of documents, whose speed was not measured")
     job = Job(shape, size, spec.data.length, training, documents, gpus, per_node, sharing)
     return job, corpus, notices
 
