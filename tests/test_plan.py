@@ -18,9 +18,10 @@ from scdd.assemble.measured import fitted, measured
 from scdd.assemble.memory import memory, optimiser_states
 from scdd.assemble.network import network
 from scdd.assemble.pace import Constants, fit, pace
-from scdd.assemble.plan import fits, largest_micro, plan, refusal, with_micro
+from scdd.assemble.plan import alternatives, cure, fits, largest_micro, plan, with_micro
 from scdd.bundle.folder import ASSETS, meta
 from scdd.cli.main import main
+from scdd.cli.plan import refusal
 from scdd.core.errors import UserError
 from scdd.core.types import Vocab
 from scdd.models.count import matrices
@@ -223,9 +224,18 @@ def test_a_cure_cures(gpu: str, flags: str, expected: str, capsys: pytest.Captur
 
 def test_what_nothing_cures() -> None:
     made = plan(load("paper/owt-scdd-0.2", ["data.length=300000", "training.batch_size=1"]), gpu="l4")
-    told = refusal(made)
-    assert told is not None
-    assert "shorter rows" in told
+    assert cure(made) is None
+    assert "shorter rows" in refusal(made)
+
+
+def test_alternatives_are_other_plans() -> None:
+    spec = load("adapt/smollm2-135m", ["model={kind: llama, size: smollm2-135m}", "training.start_from=null"])
+    made = plan(spec, 8, vocab=49_153)
+    others = alternatives(made)
+    assert set(others) == {"fsdp", "hsdp", "recompute"}
+    again = plan(replace(spec, training=replace(spec.training, recompute=True)), 8, vocab=49_153)
+    assert others["recompute"] == again.memory
+    assert others["recompute"].activations < 0.3 * made.memory.activations
 
 
 def test_the_table_adds_up(capsys: pytest.CaptureFixture[str]) -> None:

@@ -95,19 +95,17 @@ def job_of(
     if spec.objective.kind == "prism":
         raise UserError(
             "objective.kind prism trains a head on a network that may be frozen, which is not counted here: plan the same "
-            "network with --set 'objective={kind: elbo}', which needs more."
+            "network with objective.kind elbo, which needs more."
         )
     if training.batch_size % gpus:
         raise UserError(
             f"gpus is {gpus}, and training.batch_size {training.batch_size} cannot be shared among so many: choose a divisor, or "
-            f"--set training.batch_size={-(-training.batch_size // gpus) * gpus}.",
+            f"a training.batch_size of {-(-training.batch_size // gpus) * gpus}.",
             "gpus",
         )
     kind: Any = training.parallel
     if kind == "none" and gpus > 1:
-        raise UserError(
-            f"training.parallel is none, and {gpus} GPUs are asked for: --set training.parallel=fsdp, or ddp."
-        )
+        raise UserError(f"training.parallel is none, and {gpus} GPUs are asked for: set it to fsdp or ddp.")
     notices: list[str] = []
     shape, start_vocab = _shape(spec)
     if training.recompute and not isinstance(shape, LlamaConfig):
@@ -120,7 +118,7 @@ def job_of(
         size = GPT2
         notices.append(
             f"{getattr(spec.data, 'path', 'the data')} is not there to say its vocabulary: {GPT2:,} ids are assumed, GPT-2's "
-            "and a mask (--vocab for another)"
+            "and a mask; vocab says another"
         )
     if training.precision == "float32":
         notices.append("training.precision is float32, whose speed is assumed: only bf16 was measured")
@@ -147,8 +145,8 @@ def _shape(spec: Recipe) -> tuple[Shape, int | None]:
     facts = _meta(start)
     if facts is None or not facts["network"]:
         raise UserError(
-            f"training.start_from {start} is not here to say its network: convert it first (scdd convert), or say its shape, "
-            "--set 'model={kind: llama, size: smollm2-135m}' --vocab 49153."
+            f"training.start_from {start} is not here to say its network: convert it first (scdd convert), or say its shape in the "
+            "model section, such as model={kind: llama, size: smollm2-135m}, and its vocab."
         )
     values = dict(facts["network"])
     network = values.pop("kind", "dit")

@@ -128,7 +128,10 @@ def _sent(job: Job, gpu: Gpu, network: float) -> float:
 
 
 def fit(runs: Iterable[tuple[Job, Gpu, float]]) -> Constants:
-    """From jobs, where they ran, and their tokens a second. Least squares of the relative errors of a step's time, which is linear in 1 / products and in passes."""
+    """From jobs, where they ran, and their tokens a second: least squares of relative errors of a step's time.
+
+    It is linear in 1 / products and in passes.
+    """
     a = b = c = u = v = 0.0
     for job, gpu, rate in runs:
         seconds = job.training.batch_size * job.length / rate

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -60,10 +60,6 @@ class Plan:
         """Most rows of a pass that fit; None where not even one does."""
         return largest_micro(self.job, self.gpu)
 
-    def other(self, sharing: Sharing) -> Memory:
-        """The memory if the GPUs shared the work in another way."""
-        return memory(replace(self.job, sharing=sharing))
-
 
 def plan(
     spec: Recipe,
@@ -117,52 +113,63 @@ def largest_micro(job: Job, gpu: Gpu) -> int | None:
     return next((rows for rows in divisors if fits(with_micro(job, rows), gpu)), None)
 
 
-def refusal(made: Plan) -> str | None:
-    """Why the job cannot run on these GPUs, with the cure; None where it can."""
-    if made.fits:
-        return None
-    job, gpu = made.job, made.gpu
-    needed, has = made.memory.needed / GIB, gpu.memory
-    rows = f"{job.micro} row{'s' if job.micro > 1 else ''} of {job.length} tokens"
-    said = f"a pass over {rows} needs {needed:,.1f} GiB on each GPU, and {gpu.name} has {has:,.1f}"
-    return f"{said}: {next(_cures(job, gpu))}."
+@dataclass(frozen=True)
+class Cure:
+    """What would make a job fit: so many GPUs, and changes of its recipe."""
+
+    gpus: int
+    changes: tuple[str, ...]
 
 
-def _cures(job: Job, gpu: Gpu) -> Iterator[str]:
-    """What would fit, the least change first."""
-    training = job.training
-    if (rows := largest_micro(job, gpu)) is not None:
-        yield f"try --set training.micro_batch_size={rows}"
-    changed = job
-    flags: list[str] = []
-    if isinstance(job.shape, LlamaConfig) and not training.recompute:
-        changed = replace(changed, training=replace(training, recompute=True))
-        flags.append("--set training.recompute=true")
-        yield from _with(changed, gpu, flags)
-    if job.gpus > 1 and job.sharing != "fsdp":
-        for before, words in ((job, []), (changed, flags)):
-            yield from _with(replace(before, sharing="fsdp"), gpu, [*words, "--set training.parallel=fsdp"])
-    flags = [*flags, *(() if job.sharing == "fsdp" else ("--set training.parallel=fsdp",))]
+def cure(made: Plan) -> Cure | None:
+    """The least change with which a plan fits; None where there is none among the batch's own numbers of GPUs."""
+    return next(_cures(made.job, made.gpu), None)
+
+
+def _cures(job: Job, gpu: Gpu) -> Iterator[Cure]:
+    """Smaller micro-batches, then recomputing, then sharding, then more GPUs."""
+    yield from _with(job, job, gpu)
+    again = job
+    if isinstance(job.shape, LlamaConfig):
+        again = replace(job, training=replace(job.training, recompute=True))
+        yield from _with(again, job, gpu)
+    if job.gpus > 1:
+        for before in (job, again):
+            yield from _with(replace(before, sharing="fsdp"), job, gpu)
     more = 2 * job.gpus
-    while more <= training.batch_size and training.batch_size % more == 0:
-        yield from _with(replace(changed, gpus=more, sharing="fsdp"), gpu, [f"--gpus {more}", *flags])
+    while more <= job.training.batch_size and job.training.batch_size % more == 0:
+        yield from _with(replace(again, gpus=more, sharing="fsdp"), job, gpu)
         more *= 2
-    yield (
-        "not even one row on as many GPUs as the batch has rows will do: choose GPUs with more memory, shorter rows, a smaller "
-        "network, training.ema=0 or training.lora"
-    )
 
 
-def _with(job: Job, gpu: Gpu, flags: Iterable[str]) -> Iterator[str]:
-    if (rows := largest_micro(job, gpu)) is not None:
-        own = min(job.training.micro_batch_size or job.share, job.share)
-        yield " ".join(["try", *flags, *([] if rows >= own else [f"--set training.micro_batch_size={rows}"])])
+def _with(changed: Job, job: Job, gpu: Gpu) -> Iterator[Cure]:
+    """The change from one job to the other with the most rows of a pass that fit, if any do."""
+    if (rows := largest_micro(changed, gpu)) is None:
+        return
+    made = {
+        "recompute": ("true", changed.training.recompute != job.training.recompute),
+        "parallel": (changed.sharing, changed.sharing != job.sharing),
+        "micro_batch_size": (rows, rows < changed.micro),
+    }
+    yield Cure(changed.gpus, tuple(f"training.{name}={value}" for name, (value, differs) in made.items() if differs))
+
+
+def alternatives(made: Plan) -> dict[str, Memory]:
+    """The memory if the GPUs shared the work in another way, or if blocks were computed again or not."""
+    job = made.job
+    others: dict[str, Job] = {
+        kind: replace(job, sharing=kind) for kind in SHARINGS if job.gpus > 1 and kind != job.sharing
+    }
+    if isinstance(job.shape, LlamaConfig):
+        again = not job.training.recompute
+        name = "recompute" if again else "without recompute"
+        others[name] = replace(job, training=replace(job.training, recompute=again))
+    return {name: memory(other) for name, other in others.items()}
 
 
 def to_dict(made: Plan) -> dict[str, Any]:
     """The plan as plain data, in bytes and seconds."""
     job, count = made.job, made.job.parameters
-    sharings = SHARINGS if job.gpus > 1 else ()
     return {
         "name": made.name,
         "gpu": {**asdict(made.gpu), "count": job.gpus},
@@ -175,7 +182,7 @@ def to_dict(made: Plan) -> dict[str, Any]:
             "context": round(made.memory.context),
             "needed": round(made.memory.needed),
         },
-        "needed_if": {kind: round(made.other(kind).needed) for kind in sharings},
+        "needed_if": {name: round(other.needed) for name, other in alternatives(made).items()},
         "fits": made.fits,
         "micro_batch_size": job.micro,
         "largest_micro_batch_size": made.largest_micro,

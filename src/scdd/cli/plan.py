@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from scdd.assemble.machines import GIB, GPUS
-from scdd.assemble.plan import SHARINGS, Plan, refusal, to_dict
+from scdd.assemble.plan import Plan, alternatives, cure, to_dict
 from scdd.assemble.plan import plan as make
 from scdd.core.errors import UserError
 from scdd.recipe.load import load
@@ -54,8 +54,22 @@ def plan(
     else:
         for line in lines(made):
             typer.echo(line)
-    if (why := refusal(made)) is not None:
-        raise UserError(why)
+    if not made.fits:
+        raise UserError(refusal(made))
+
+
+def refusal(made: Plan) -> str:
+    """Why the run cannot be, and what could."""
+    job, least = made.job, cure(made)
+    rows = f"{job.micro} row{'s' if job.micro > 1 else ''} of {job.length} tokens"
+    said = f"a pass over {rows} needs {made.memory.needed / GIB:,.1f} GiB on each GPU, and {made.gpu.name} has {made.gpu.memory:,.1f}"
+    if least is None:
+        return (
+            f"{said}: not even one row on as many GPUs as the batch has rows will do; choose GPUs with more memory, shorter "
+            "rows, a smaller network, --set training.ema=0 or --set 'training.lora={}'."
+        )
+    flags = [f"--gpus {least.gpus}"] if least.gpus != job.gpus else []
+    return f"{said}: try {' '.join([*flags, *(f'--set {change}' for change in least.changes)])}."
 
 
 def lines(made: Plan) -> Iterator[str]:
@@ -85,9 +99,8 @@ def lines(made: Plan) -> Iterator[str]:
             yield f"  {KINDS[name]:24}{value / GIB:9.2f}"
     yield f"  {'allocated':24}{memory.allocated / GIB:9.2f}"
     yield f"  {'with context and slack':24}{memory.needed / GIB:9.2f}  of {made.gpu.memory:.1f}"
-    if job.gpus > 1:
-        others = (f"{kind} {made.other(kind).needed / GIB:,.1f}" for kind in SHARINGS if kind != job.sharing)
-        yield _row("otherwise", ", ".join(others))
+    if others := alternatives(made):
+        yield _row("otherwise", ", ".join(f"{name} {other.needed / GIB:,.1f}" for name, other in others.items()))
     most = made.largest_micro
     yield _row("micro_batch_size", "not even 1 fits" if most is None else f"up to {most} of {job.share} rows fits")
     yield ""
