@@ -28,8 +28,8 @@ CMD ["serve", "--host", "0.0.0.0"]
 
 FROM cpu AS cuda
 USER root
-# Triton compiles a small launcher for each kernel.
+# Triton compiles a small launcher for each kernel, and torch.compile what runs on the CPU.
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends gcc libc6-dev \
+    && apt-get install --yes --no-install-recommends g++ \
     && rm -rf /var/lib/apt/lists/*
 USER scdd

@@ -106,11 +106,13 @@ def lines(args: Any) -> Iterator[dict[str, Any]]:
         spec = load(case.recipe, case.changes)
         spec = replace(spec, training=replace(spec.training, start_from=None, grow_attention=0))
         job, *_ = job_of(spec, vocab=case.vocab)
+        before = torch.cuda.memory_allocated() / GIB if args.device == "cuda" else 0.0  # what the last case has left
         times, peak = measure(Steps(spec, job, args.device), args.device, args.repeats, warmup=2 if args.smoke else 8)
+        peak -= before
         gc.collect()
         if args.device == "cuda":
+            torch.compiler.reset()
             torch.cuda.empty_cache()
-            torch._dynamo.reset()
         rate = spec.training.batch_size * job.length / (statistics.median(times) * 1e-3)
         yield {
             "size": case.size, "gpu": args.gpu, "date": datetime.date.today().isoformat(),
