@@ -2,6 +2,8 @@
 
 python benchmarks/memory.py
 python benchmarks/memory.py --gpus 8 --rows 8 --length 1024 --recompute
+
+`scdd plan` says the same, and more, of one recipe; `benchmarks/plan.py` measures beside it.
 """
 
 from __future__ import annotations
@@ -9,15 +11,11 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-import torch
-
-from scdd.core.types import Vocab, padded
-from scdd.models.llama import Llama
+from scdd.assemble.job import Job
+from scdd.assemble.machines import GIB
+from scdd.assemble.memory import memory
 from scdd.models.options import DECODERS, LlamaConfig
-
-GIB = 2.0**30
-FLOAT, HALF = 4, 2
-CHUNK = 2 * 0.45 * GIB  # logits of one chunk of positions and their gradient
+from scdd.training.options import TrainingOptions
 
 
 def shape(depth: int, width: int, heads: int, kv_heads: int, mlp_width: int, tied: bool = False) -> LlamaConfig:
@@ -39,28 +37,6 @@ SIZES = {
 }
 
 
-def state(parameters: int, ema: bool) -> int:
-    """float32 weights, gradients and AdamW's two moments, and the moving average."""
-    return parameters * FLOAT * (5 if ema else 4)
-
-
-def activations(config: LlamaConfig, tokens: int, recompute: bool) -> float:
-    """What the backward pass needs: two sums and two norms of the stream, q, k, v, attention's output, gate and up."""
-    attention = (2 * config.heads + 2 * config.kv_heads) * config.head_width
-    layer = HALF * (4 * config.width + attention + 2 * config.mlp_width)
-    kept = HALF * (config.width + config.heads * config.head_width)
-    return tokens * (config.depth * kept + layer if recompute else config.depth * layer)
-
-
-def gathered(config: LlamaConfig, network: Llama, vocab: Vocab, gpus: int) -> float:
-    """Whole tensors that pass through a GPU of several: two layers with a gradient each, embedding and head."""
-    if gpus == 1:
-        return 0.0
-    layer = sum(p.numel() for p in network.layers()[0].parameters())
-    outer = padded(vocab.size) * config.width * (1 if config.tied else 2)
-    return FLOAT * (2 * 2 * layer + 2 * outer)
-
-
 def main() -> None:
     """One line a size."""
     args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -70,22 +46,19 @@ def main() -> None:
     args.add_argument("--no-ema", action="store_true", help="without the moving average")
     args.add_argument("--recompute", action="store_true", help="training.recompute")
     args = args.parse_args()
-    tokens = args.rows * args.length
+    training = TrainingOptions(
+        steps=1, batch_size=args.gpus * args.rows, ema=0.0 if args.no_ema else 0.999, recompute=args.recompute
+    )
     print(f"GiB on each of {args.gpus} GPUs, {args.rows} rows of {args.length} tokens in a backward pass")
-    print(f"{'':14}{'parameters':>12}{'state':>8}{'passing':>9}{'activations':>13}{'head':>6}{'sum':>8}")
+    print(f"{'':14}{'parameters':>12}{'state':>8}{'copies':>8}{'passing':>9}{'activations':>13}{'loss':>6}{'sum':>8}")
     for name, (config, size) in SIZES.items():
-        vocab = Vocab(size, size - 1)
-        with torch.device("meta"):
-            network = Llama(config, vocab)
-        parameters = network.num_parameters()
-        parts = (
-            state(parameters, not args.no_ema) / args.gpus,
-            gathered(config, network, vocab, args.gpus) + HALF * parameters * (args.gpus == 1),
-            activations(config, tokens, args.recompute),
-            CHUNK,
-        )
-        shown = "".join(f"{part / GIB:{width}.1f}" for part, width in zip(parts, (8, 9, 13, 6), strict=True))
-        print(f"{name:14}{parameters / 1e6:10,.0f} M{shown}{sum(parts) / GIB:8.1f}")
+        sharing = "fsdp" if args.gpus > 1 else "none"
+        job = Job(config, size, args.length, training, gpus=args.gpus, per_node=args.gpus, sharing=sharing)
+        held = memory(job)
+        state = held.weights + held.gradients + held.moments + held.average
+        parts = (state, held.copies, held.passing, held.activations, held.loss)
+        shown = "".join(f"{part / GIB:{width}.1f}" for part, width in zip(parts, (8, 8, 9, 13, 6), strict=True))
+        print(f"{name:14}{job.parameters.total / 1e6:10,.0f} M{shown}{held.allocated / GIB:8.1f}")
 
 
 if __name__ == "__main__":

@@ -56,7 +56,9 @@ def _seconds(*args: str) -> float:
     return time.perf_counter() - start
 
 
-@pytest.mark.parametrize("args", [["--help"], ["--version"], ["recipe", "list"], ["recipe", "show", "nano"]])
+@pytest.mark.parametrize(
+    "args", [["--help"], ["--version"], ["recipe", "list"], ["recipe", "show", "nano"], ["plan", "nano"]]
+)
 def test_torch_is_not_imported(args: list[str]):
     code = f"import sys; from scdd.cli.main import main; assert main({args}) == 0; assert 'torch' not in sys.modules"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -172,6 +172,14 @@ def test_memory(run: Run, flags: tuple[object, ...]) -> None:
         assert total <= row(plain, label)[-1]
 
 
+def test_plan(run: Run, tmp_path: Path) -> None:
+    out = run("plan", "--smoke", "--device", "cpu", "--repeats", 2, "--json", tmp_path / "out.json")
+    assert row(out, "2 × 32")[-1] > -100
+    made = finite(tmp_path / "out.json")
+    assert [line["size"] for line in made] == ["2 × 32", "llama 2 × 32"]
+    assert all(line["memory"] > 0 < line["tokens_per_second"] for line in made)
+
+
 def test_every_benchmark_is_here() -> None:
     tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
     assert {path.stem for path in FOLDER.glob("*.py")} - SHARED <= tested

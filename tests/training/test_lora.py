@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import scdd
+from scdd.assemble.job import adapters
 from scdd.bundle.folder import read
 from scdd.core.errors import OptionError, UserError
 from scdd.core.types import Vocab
@@ -91,8 +92,10 @@ def test_merged_weights_are_the_adapted_decoder(bias: bool) -> None:
 def test_all_four_matrices_of_a_block_are_adapted_or_those_that_are_named() -> None:
     for targets, count in ((None, 8), (("qkv",), 2), (("blocks.1.out", "mlp_in"), 3)):
         net = made()
-        adapt(net, LoraOptions(2, 2.0, targets), torch.Generator())
+        options = LoraOptions(2, 2.0, targets)
+        adapt(net, options, torch.Generator())
         assert sum(name.endswith("lora_A.default.weight") for name in net.state_dict()) == count
+        assert adapters(net.config, options) == sum(p.numel() for p in net.parameters() if p.requires_grad)
     with pytest.raises(UserError, match=r"lora.targets names q_proj, .*choose of qkv, out, mlp_in, mlp_out"):
         adapt(made(), LoraOptions(2, 2.0, ("q_proj",)), torch.Generator())
 

@@ -71,6 +71,7 @@ class Verb(NamedTuple):
 VERBS: dict[str, Verb] = {
     "demo": Verb("Write a text that corrects itself, repair a paragraph, fill a gap, and leave a page to play."),
     "prepare": Verb("Turn text into packed token shards.", "train"),
+    "plan": Verb("Say what a recipe will cost: parameters, memory, time; and what would fit."),
     "train": Verb("Train a model from a recipe, or resume it.", "train"),
     "sample": Verb("Draw text from a model."),
     "infill": Verb("Fill the [MASK] spans of a text."),

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from scdd.core.errors import UserError
+from scdd.core.options import padded as padded
 
 
 @dataclass(frozen=True)
@@ -57,15 +58,6 @@ class Learnt(NamedTuple):
     def to(self, device: torch.device | str) -> Learnt:
         """The same on `device`; from pinned memory the copy does not wait."""
         return Learnt(*(t.to(device, non_blocking=True) for t in self))
-
-
-# Tensor cores want the head's rows in multiples of this; V = 50,258 itself runs at a third of the speed.
-ALIGNMENT = 128
-
-
-def padded(size: int) -> int:
-    """`size` rounded up to the head's alignment."""
-    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 @dataclass(frozen=True)

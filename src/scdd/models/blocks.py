@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scdd.models.attention import LayerCache, attend, rotate
+from scdd.models.options import FREQUENCIES, MLP_RATIO
 from scdd.ops.norm import add_norm
 
-FREQUENCIES = 256  # cosine and sine features of the time
 MAX_PERIOD = 10_000.0
-MLP_RATIO = 4
 
 
 def uniform_(tensor: Tensor, bound: float, generator: torch.Generator | None) -> None:

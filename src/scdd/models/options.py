@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 # What a network of a hundred times today's size would have; a file that says more is refused before anything is built.
 Depth = Annotated[int, Interval(ge=1, le=1 << 12)]
 Width = Annotated[int, Interval(ge=1, le=1 << 20)]
+FREQUENCIES = 256  # cosine and sine features of the time that a DiT reads
+MLP_RATIO = 4  # of a DiT: the MLP's width over the stream's
 NETWORKS = {"dit": "scdd.models.dit:DiT", "llama": "scdd.models.llama:Llama", "import": "scdd.models.foreign:imported"}
 """Who builds a network, by the kind that its description names: called with the description's other entries."""
 

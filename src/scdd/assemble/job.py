@@ -1,0 +1,190 @@
+"""A recipe as so much work for so many GPUs: what memory and time are counted from. Nothing here imports torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from scdd.core.errors import UserError
+from scdd.data.options import PairsOptions, ShardsOptions, TextOptions
+from scdd.models.count import FLOAT, HALF, Keeping, Parameters, Shape, matrices, parameters
+from scdd.models.options import DiTConfig, DiTOptions, LlamaConfig, LlamaOptions, PretrainedOptions, RotaryScaling
+from scdd.recipe.sections import Recipe
+from scdd.training.options import LoraOptions, TrainingOptions
+
+Sharing = Literal["none", "ddp", "fsdp", "hsdp"]
+GPT2 = 50_258  # ids, with a mask
+
+
+@dataclass(frozen=True)
+class Job:
+    """What each GPU has to do, as far as it decides memory and time."""
+
+    shape: Shape
+    vocab: int  # ids, the mask included
+    length: int
+    training: TrainingOptions
+    documents: bool = False  # whether attention has a mask of documents
+    gpus: int = 1
+    per_node: int = 8
+    sharing: Sharing = "none"
+
+    @property
+    def share(self) -> int:
+        """Rows of a step on each GPU."""
+        return self.training.batch_size // self.gpus
+
+    @property
+    def micro(self) -> int:
+        """Rows of a pass."""
+        return min(self.training.micro_batch_size or self.share, self.share)
+
+    @property
+    def passes(self) -> int:
+        """Forward and backward passes of a step."""
+        return -(-self.share // self.micro)
+
+    @property
+    def shards(self) -> int:
+        """Among how many GPUs weights and what belongs to them are divided."""
+        return {"fsdp": self.gpus, "hsdp": min(self.gpus, self.per_node)}.get(self.sharing, 1)
+
+    @property
+    def parameters(self) -> Parameters:
+        """The network's."""
+        return parameters(self.shape, self.vocab)
+
+    @property
+    def trained(self) -> int:
+        """Parameters that have a gradient."""
+        lora = self.training.lora
+        return self.parameters.total if lora is None else adapters(self.shape, lora)
+
+    @property
+    def replayed(self) -> bool:
+        """Whether passes are CUDA graphs, as `Parallel` decides it."""
+        return self.training.compile and self.training.cuda_graphs and self.sharing == "none"
+
+    @property
+    def keeping(self) -> Keeping:
+        """How the network runs on a GPU."""
+        training = self.training
+        half = HALF if training.precision == "bf16" else FLOAT
+        return Keeping(half=half, recompute=training.recompute, adapted=training.lora is not None)
+
+
+def adapters(shape: Shape, lora: LoraOptions) -> int:
+    """Parameters of LoRA's two factors beside the matrices that it is told to adapt."""
+    return lora.rank * sum(
+        rows + columns
+        for block in range(shape.depth)
+        for name, (rows, columns) in matrices(shape).items()
+        if lora.targets is None or any(f".blocks.{block}.{name}".endswith(f".{target}") for target in lora.targets)
+    )
+
+
+# -- from a recipe ------------------------------------------------------------------------------------------------------
+
+
+def job_of(
+    spec: Recipe, gpus: int = 1, per_node: int = 8, vocab: int | None = None
+) -> tuple[Job, int | None, list[str]]:
+    """(The recipe as a job, tokens of its corpus, what the user should know)."""
+    training = spec.training
+    if spec.objective.kind == "prism":
+        raise UserError(
+            "objective.kind prism trains a head on a network that may be frozen, which is not counted here: plan the same "
+            "network with objective.kind elbo, which needs more."
+        )
+    if training.batch_size % gpus:
+        raise UserError(
+            f"gpus is {gpus}, and training.batch_size {training.batch_size} cannot be shared among so many: choose a divisor, or "
+            f"a training.batch_size of {-(-training.batch_size // gpus) * gpus}.",
+            "gpus",
+        )
+    kind: Any = training.parallel
+    if kind == "none" and gpus > 1:
+        raise UserError(f"training.parallel is none, and {gpus} GPUs are asked for: set it to fsdp or ddp.")
+    notices: list[str] = []
+    shape, start_vocab = _shape(spec)
+    if training.recompute and not isinstance(shape, LlamaConfig):
+        raise UserError(
+            "training.recompute needs a network of kind llama: switch it off, or use a smaller micro_batch_size."
+        )
+    known, corpus = _corpus(spec)
+    size = vocab or known or start_vocab
+    if size is None:
+        size = GPT2
+        notices.append(
+            f"{getattr(spec.data, 'path', 'the data')} is not there to say its vocabulary: {GPT2:,} ids are assumed, GPT-2's "
+            "and a mask; vocab says another"
+        )
+    if training.precision == "float32":
+        notices.append("training.precision is float32, whose speed is assumed: only bf16 was measured")
+    sharing: Sharing = "none" if gpus == 1 else "ddp" if kind == "auto" else kind
+    documents = bool(getattr(spec.data, "documents", False)) or (isinstance(spec.data, PairsOptions) and spec.data.pack)
+    if documents:
+        notices.append("attention has a mask of documents, whose speed was not measured")
+    job = Job(shape, size, spec.data.length, training, documents, gpus, per_node, sharing)
+    return job, corpus, notices
+
+
+def _shape(spec: Recipe) -> tuple[Shape, int | None]:
+    """(The network's shape, the ids of the model that it starts from)."""
+    model, causal, start = spec.model, spec.process.kind == "ar", spec.training.start_from
+    if isinstance(model, DiTOptions | LlamaOptions):
+        facts = None if start is None else _meta(start)
+        return model.config(causal), None if facts is None else facts["vocab"]["size"]
+    if not isinstance(model, PretrainedOptions):
+        raise UserError(
+            "model.kind import is a network of your own, whose costs only your code knows: plan one of kind dit or llama of "
+            "its size."
+        )
+    assert start is not None  # the recipe has checked it
+    facts = _meta(start)
+    if facts is None or not facts["network"]:
+        raise UserError(
+            f"training.start_from {start} is not here to say its network: convert it first (scdd convert), or say its shape in the "
+            "model section, such as model={kind: llama, size: smollm2-135m}, and its vocab."
+        )
+    values = dict(facts["network"])
+    network = values.pop("kind", "dit")
+    if network not in ("dit", "llama"):
+        raise UserError(
+            f"training.start_from {start} holds a network of kind {network}, whose costs are not known here."
+        )
+    try:
+        if network == "dit":
+            return DiTConfig(**{**values, "causal": causal}), facts["vocab"]["size"]
+        if values.get("rotary_scaling") is not None:
+            values["rotary_scaling"] = RotaryScaling(**values["rotary_scaling"])
+        return LlamaConfig(**{**values, "causal": causal}), facts["vocab"]["size"]
+    except TypeError as error:
+        raise UserError(
+            f"training.start_from {start} describes its network in a way that is not known here."
+        ) from error
+
+
+def _meta(start: str) -> dict[str, Any] | None:
+    """What a checkpoint folder of ours says of itself; None where there is none."""
+    from scdd.bundle.folder import META, locate, meta  # imports torch, which only such recipes pay for
+
+    found = locate(start)
+    return meta(found) if found is not None and (found / META).is_file() else None
+
+
+def _corpus(spec: Recipe) -> tuple[int | None, int | None]:
+    """(Ids of the vocabulary, tokens to train on), as far as the data is there to say."""
+    data = spec.data
+    if isinstance(data, TextOptions):
+        own = data.tokenizer is None and spec.training.start_from is None
+        return (data.vocab_size, None) if own else (None, None)
+    if not isinstance(data, ShardsOptions):
+        return None, None
+    from scdd.data.manifest import INDEX, read_manifest
+
+    if not (Path(data.path) / INDEX).is_file():
+        return None, None
+    manifest = read_manifest(Path(data.path))
+    return manifest["tokenizer"]["vocab_size"], manifest["splits"].get("train", {}).get("tokens")

@@ -1,0 +1,133 @@
+"""What a network costs by its shape alone: parameters, products, and what a backward pass keeps. Nothing here imports torch.
+
+D width, H heads of d channels, K heads of keys and values, M the MLP's width, V tokens, L tokens in a row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scdd.core.options import padded
+from scdd.models.options import FREQUENCIES, MLP_RATIO, DiTConfig, LlamaConfig
+
+Shape = DiTConfig | LlamaConfig
+FLOAT = 4  # bytes of weights, statistics and sums
+HALF = 2  # bytes of bfloat16
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """How many numbers are trained, by what they are. A head that shares the embedding's weights has none of its own."""
+
+    embedding: int
+    blocks: int
+    head: int
+    rest: int  # the last norm, and what a DiT makes of the time
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.embedding + self.blocks + self.head + self.rest
+
+    @property
+    def outer(self) -> int:
+        """Those that belong to no block."""
+        return self.total - self.blocks
+
+
+def matrices(shape: Shape) -> dict[str, tuple[int, int]]:
+    """Rows and columns of a block's matrices from activations to activations, by name."""
+    width = shape.width
+    if isinstance(shape, DiTConfig):
+        inner = MLP_RATIO * width
+        return {"qkv": (3 * width, width), "out": (width, width), "mlp_in": (inner, width), "mlp_out": (width, inner)}
+    mixed = shape.heads * shape.head_width
+    return {
+        "qkv": (mixed + 2 * shape.kv_heads * shape.head_width, width),
+        "out": (width, mixed),
+        "mlp_in": (2 * shape.mlp_width, width),
+        "mlp_out": (width, shape.mlp_width),
+    }
+
+
+def matrix_weights(shape: Shape) -> int:
+    """Weights of the matrices of all blocks."""
+    return shape.depth * sum(rows * columns for rows, columns in matrices(shape).values())
+
+
+def parameters(shape: Shape, vocab: int) -> Parameters:
+    """The network's parameters for a vocabulary of so many ids, the mask included."""
+    width, of_block = shape.width, matrices(shape)
+    block = matrix_weights(shape) // shape.depth + 2 * width  # two norms
+    if isinstance(shape, DiTConfig):
+        cond = shape.cond_width
+        block += MLP_RATIO * width + width + (cond + 1) * 6 * width  # biases of the MLP, modulation
+        rest = (FREQUENCIES + 1) * cond + (cond + 1) * cond + width + (cond + 1) * 2 * width
+        head = padded(vocab) * (width + 1) + int(shape.input_bias)
+        return Parameters(vocab * width, shape.depth * block, head, rest)
+    biased = {"qkv": shape.qkv_bias, "out": shape.out_bias, "mlp_in": shape.mlp_bias, "mlp_out": shape.mlp_bias}
+    block += sum(of_block[name][0] for name, has in biased.items() if has)
+    block += 2 * shape.head_width * shape.qk_norm
+    rows, head = (padded(vocab), 0) if shape.tied else (vocab, padded(vocab) * width)
+    return Parameters(rows * width, shape.depth * block, head, width)
+
+
+def flops(shape: Shape, vocab: int, length: int, recompute: bool = False) -> float:
+    """Multiplications and additions of products for one token of training: forward, backward, and the head's.
+
+    Two a weight forward and four backward; attention's two products with each of L keys, of which a causal network needs
+    half. What is recomputed is the blocks' products once more, but for attention, which is kept, and each block's last, whose
+    result nobody needs.
+    """
+    mixed = shape.heads * shape.head_width
+    attention = 12 * shape.depth * length * mixed / (2 if shape.causal else 1)
+    rows, columns = matrices(shape)["mlp_out"]
+    again = 2 * (matrix_weights(shape) - shape.depth * rows * columns) if recompute else 0
+    return 6 * (matrix_weights(shape) + padded(vocab) * shape.width) + attention + again
+
+
+# -- what a backward pass keeps -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """How a network is run, as far as it decides what a backward pass keeps."""
+
+    half: int = HALF  # bytes of an activation
+    fused: bool = True  # ops.norm and ops.swiglu are kernels, as on a GPU; in plain torch they keep more
+    recompute: bool = False
+    adapted: bool = False  # with LoRA: gates and gated products are no longer folded into matrices
+
+
+def kept(shape: Shape, how: Keeping = Keeping()) -> int:  # noqa: B008 (frozen)
+    """Bytes that the forward pass leaves for the backward pass, for each token."""
+    half = how.half
+    last = _seam(shape.width, how)
+    if not how.recompute:
+        return shape.depth * whole_block(shape, how) + last
+    # A block's input is the stream and what is to be added to it (the first has the stream alone); attention's output is not
+    # computed again; and one block at a time is whole.
+    inputs = 2 * shape.width * half + shape.heads * (shape.head_width * half + FLOAT)
+    return shape.depth * inputs - shape.width * half + last + whole_block(shape, how)
+
+
+def whole_block(shape: Shape, how: Keeping) -> int:
+    """What one block keeps of a token if nothing is recomputed."""
+    mixed = shape.heads * shape.head_width
+    keys = mixed if isinstance(shape, DiTConfig) else shape.kv_heads * shape.head_width
+    # Values are a view of what qkv gave, so all of that stays, beside the turned queries and keys and attention's output.
+    attention = (mixed + 2 * keys) + (mixed + keys) + mixed
+    if isinstance(shape, DiTConfig):
+        mlp = 2 * MLP_RATIO * shape.width  # before and after GELU
+        mlp += 2 * shape.width * (shape.time_conditioning or how.adapted)  # what the gates multiply
+    else:
+        mlp = 2 * shape.mlp_width * (1 if how.fused and not how.adapted else 2)
+    norms = 2 * _seam(shape.width, how)
+    if isinstance(shape, LlamaConfig) and shape.qk_norm and not how.fused:
+        norms += (mixed + keys) * (FLOAT + FLOAT * (how.half != FLOAT))
+    return norms + how.half * (attention + mlp) + FLOAT * shape.heads  # and attention's normalisers
+
+
+def _seam(width: int, how: Keeping) -> int:
+    """The residual sum and its norm: two rows; in plain torch the norm before its scale as well, in float32."""
+    return width * (2 * how.half if how.fused else how.half + 2 * FLOAT)

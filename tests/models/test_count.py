@@ -1,0 +1,148 @@
+"""The arithmetic of a network's costs against the network itself: its tensors, its products, what its forward pass leaves."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+from scdd.core import ElboCoefficients, Vocab
+from scdd.core.options import padded
+from scdd.models.count import (
+    FLOAT,
+    HALF,
+    Keeping,
+    Shape,
+    flops,
+    kept,
+    matrices,
+    matrix_weights,
+    parameters,
+    whole_block,
+)
+from scdd.models.options import DECODERS, SIZES, DiTConfig, LlamaConfig, make_network
+from scdd.ops.elbo import elbo
+
+VOCAB = Vocab(150, 149)  # padded to 256
+DIT = DiTConfig(depth=2, width=32, heads=4, cond_width=8)
+LLAMA = LlamaConfig(depth=2, width=32, heads=4, kv_heads=4, head_width=8, mlp_width=96)
+SHAPES = {
+    "dit": DIT,
+    "dit with time and input bias": replace(DIT, time_conditioning=True, input_bias=True),
+    "causal dit": replace(DIT, causal=True),
+    "llama": LLAMA,
+    "llama with everything": replace(
+        LLAMA, kv_heads=2, head_width=16, qkv_bias=True, out_bias=True, mlp_bias=True, qk_norm=True, tied=False
+    ),
+    **{f"dit {name}": shape for name, shape in SIZES.items() if name != "medium"},
+    **DECODERS,
+}
+
+
+def network(shape: Shape, device: str = "meta") -> Any:
+    kind = "dit" if isinstance(shape, DiTConfig) else "llama"
+    with torch.device(device):
+        return make_network({"kind": kind, **asdict(shape)}, VOCAB)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_parameters_are_the_networks_own(name: str) -> None:
+    shape, net = SHAPES[name], network(SHAPES[name])
+    sizes = {name: p.numel() for name, p in net.named_parameters()}
+    counted = parameters(shape, VOCAB.size)
+    for part, prefix in {"embedding": "embedding.", "blocks": "blocks.", "head": "output."}.items():
+        assert getattr(counted, part) == sum(n for name, n in sizes.items() if name.startswith(prefix)), part
+    assert counted.total == sum(sizes.values())
+    assert matrix_weights(shape) == sum(sizes[name] for name in net.hidden_matrices())
+    first = {name: tuple(net.get_parameter(f"blocks.0.{name}.weight").shape) for name in matrices(shape)}
+    assert matrices(shape) == first
+
+
+class Made(TorchDispatchMode):
+    """Remembers the storage of every tensor that is made, without keeping it alive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: dict[StorageWeakRef, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                self.sizes[StorageWeakRef(storage)] = storage.nbytes()
+        return out
+
+
+def live_after_forward(net: Any, rows: int, length: int) -> int:
+    """Bytes of the tensors that a forward pass made and left behind."""
+    tokens, times = torch.randint(VOCAB.K, (rows, length)), torch.rand(rows)
+    with Made() as made:
+        states = net.hidden(tokens, times)
+    assert states.requires_grad
+    own = {StorageWeakRef(p.untyped_storage()) for p in (*net.parameters(), *net.buffers(), tokens, times)}
+    return sum(size for storage, size in made.sizes.items() if not storage.expired() and storage not in own)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["dit", "dit with time and input bias", "llama", "recompute"])
+def test_kept_is_what_a_forward_pass_leaves(name: str, dtype: str) -> None:
+    """The slope in the number of rows; what does not grow with it are weights in bfloat16."""
+    shape = SHAPES.get(name, LLAMA)
+    net = network(shape, "cpu")
+    if name == "recompute":
+        net.recompute = True
+    half = 4 if dtype == "float32" else 2
+    net.compute_dtype = None if half == 4 else torch.bfloat16
+    few, many, length = 2, 10, 32
+    net.hidden(torch.zeros(1, length, dtype=torch.int64), torch.rand(1))  # some things are made once
+    left = {rows: live_after_forward(net, rows, length) for rows in (few, many)}
+    slope = (left[many] - left[few]) / ((many - few) * length)
+    how = Keeping(half=half, fused=False, recompute=name == "recompute")
+    expected = kept(shape, how)
+    if name == "recompute":  # the one block that is whole comes in the backward pass
+        expected -= whole_block(shape, how)
+    assert slope == pytest.approx(expected, rel=0.035)  # a time is a row of conditioning, too
+    copies = left[few] - few * length * slope
+    if name == "llama":  # a DiT's gates are folded into weights first; recomputing keeps the generator's state
+        assert copies == pytest.approx(HALF * matrix_weights(shape) if half == HALF else 0, rel=0.05, abs=500)
+
+
+def test_kernels_and_recomputing_keep_less() -> None:
+    for shape in (DIT, LLAMA):
+        plain, fused = kept(shape, Keeping(fused=False)), kept(shape)
+        assert fused < plain
+    assert kept(DECODERS["smollm2-1.7b"], Keeping(recompute=True)) < 0.25 * kept(DECODERS["smollm2-1.7b"])
+
+
+@pytest.mark.parametrize("name", ["dit", "llama", "llama with everything", "recompute"])
+def test_flops_are_those_that_torch_counts(name: str) -> None:
+    shape = SHAPES.get(name, LLAMA)
+    net = network(shape, "cpu")
+    net.recompute = name == "recompute"
+    rows, length = 2, 24
+    x = torch.randint(VOCAB.K, (rows, length))
+    weights = ElboCoefficients(*(torch.full((rows * length,), value) for value in (0.5, 0.5, 1.0, 1.0, 1.0, 0.0, 0.0)))
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        hidden = net.hidden(x, torch.rand(rows))
+        total, _ = elbo(hidden.flatten(0, 1), net.head, x.flatten(), x.flatten(), weights)
+        total.backward()
+    counted = counter.get_total_flops() / x.numel()
+    expected = flops(shape, VOCAB.size, length, recompute=name == "recompute")
+    if name == "recompute":  # in plain products attention is no kernel that could be kept
+        expected += 4 * shape.depth * length * shape.heads * shape.head_width
+    assert counted == pytest.approx(expected, rel=0.02)  # a DiT's conditioning is the rest
+
+
+def test_a_causal_network_needs_half_of_attention() -> None:
+    both = flops(DIT, VOCAB.size, 64), flops(replace(DIT, causal=True), VOCAB.size, 64)
+    assert both[0] - both[1] == 6 * DIT.depth * 64 * DIT.width
+    assert both[0] == 6 * (matrix_weights(DIT) + padded(VOCAB.size) * DIT.width) + 12 * DIT.depth * 64 * DIT.width
+    assert torch.float32.itemsize == FLOAT
