@@ -107,7 +107,7 @@ class Infill(How):
     """A text with holes."""
 
     text: Annotated[Text, Field(min_length=1)]
-    """[MASK] is a hole of one token, [MASK:12] of twelve."""
+    """[MASK] is a hole of one token, [MASK:12] of twelve, [MASK:4-12] of four to twelve: all are tried, the best are answered."""
     num: Count = 1
     """How many texts."""
 

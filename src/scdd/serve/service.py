@@ -19,7 +19,7 @@ from fastapi import Request
 from scdd.core.errors import UserError
 from scdd.lm.model import LM
 from scdd.lm.options import RepairOptions
-from scdd.lm.rows import SPAN
+from scdd.lm.rows import MOST_TRIES, SPAN
 from scdd.processes.base import Process, make_process, process_of_kind
 from scdd.processes.options import PROCESSES, AutoregressiveOptions
 from scdd.recipe import load as recipe
@@ -145,16 +145,20 @@ class Service:
         lm = self.view(body)
         self.check_size(texts=body.num, steps=self.steps(body.steps))
         self.tokens(SPAN.sub("", body.text))
-        sizes = [span[1] or "1" for span in SPAN.finditer(body.text)]
+        sizes = [span[2] or span[1] or "1" for span in SPAN.finditer(body.text)]
         if max(map(len, sizes), default=0) > 9:
             raise beyond("text", "asks for a hole of a billion tokens", self.limits.length)
         if (holes := sum(map(int, sizes))) > self.limits.length:
             raise beyond("text", f"has holes for {holes} tokens", self.limits.length)
         plan = self.plan(lm, body.chosen(SamplingOptions), body.seed, record=record)
         run = lm.start_infill(body.text, body.num, blocks=True, plan=plan)
-        if (length := len(run.starts[0])) > self.limits.length:
+        if (length := max(map(len, run.starts))) > self.limits.length:
             raise beyond("text", f"has {length} tokens with its holes", self.limits.length)
-        return Job(run=run)
+        if len(run.starts) > max(self.limits.texts, MOST_TRIES):
+            raise beyond(
+                "num", f"asks for {len(run.starts)} fillings of all lengths", max(self.limits.texts, MOST_TRIES)
+            )
+        return Job(run=run, finish=run.choose)
 
     def correct(self, body: ask.Correct, record: bool = False) -> Job:
         """A text to repair."""
