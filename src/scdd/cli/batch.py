@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     Answer = Result | Sequence[Result]
     Ask = Callable[[Sequence[str]], Sequence[Answer]]
+    Plain = Callable[[Any], str]
 
 CHUNK = 16
 """Texts handed over at a time; answers do not depend on it."""
@@ -75,9 +76,7 @@ def check_alone(text: str | None, file: Path | None, trace: Path | None = None) 
         raise UserError("--trace shows the steps of one text: leave it out for many.")
 
 
-def run_batch(
-    verb: str, flags: BatchFlags, settings: dict[str, Any], ask: Ask, plain: Callable[[Answer], str] | None
-) -> None:
+def run_batch(verb: str, flags: BatchFlags, settings: dict[str, Any], ask: Ask, plain: Plain | None) -> None:
     """Answer every text of the source; `plain` is how an answer reads where lines come in, or None for JSON there too."""
     source = flags.jsonl or flags.lines
     assert source is not None
@@ -105,7 +104,7 @@ def _answers(ask: Ask, texts: list[str]) -> list[Answer | UserError]:
         return [error] if len(texts) == 1 else [each for text in texts for each in _answers(ask, [text])]
 
 
-def _line(verb: str, entry: Entry, result: Answer | UserError, plain: Callable[[Answer], str] | None) -> str:
+def _line(verb: str, entry: Entry, result: Answer | UserError, plain: Plain | None) -> str:
     if entry.given is None and plain is not None:
         said = entry.text if isinstance(result, UserError) else plain(result)
         return " ".join(said.splitlines())

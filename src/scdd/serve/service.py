@@ -7,7 +7,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import asdict
 from functools import cached_property, lru_cache, partial
@@ -126,6 +126,17 @@ class Service:
             raise beyond("sampler.corrections", f"is {rounds}", self.limits.steps)
         plan.sampler.check(lm.engine.model)  # otherwise the worker would find out
         return plan
+
+    def each(self, make: Callable[[Any], Job], body: Any) -> list[Job]:
+        """A job for the body's text, or for each text of its list, with one seed."""
+        if isinstance(body.text, str):
+            return [make(body)]
+        if len(body.text) > self.limits.texts:
+            raise beyond("text", f"is a list of {len(body.text)}", self.limits.texts)
+        seeded = (
+            {} if "seed" not in type(body).model_fields else {"seed": draw_seed() if body.seed is None else body.seed}
+        )
+        return [make(body.model_copy(update={"text": text, **seeded})) for text in body.text]
 
     # -- jobs ---------------------------------------------------------------------------------------------------------
 
