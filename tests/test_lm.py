@@ -16,8 +16,9 @@ from scdd.bundle import folder as bundle
 from scdd.bundle.folder import ASSETS
 from scdd.core import UserError
 from scdd.core.types import padded
+from scdd.data.tokenizer import TextTokenizer
 from scdd.lm.model import LM
-from scdd.lm.rows import continued, whole, with_spans
+from scdd.lm.rows import Row, continued, whole, with_gaps
 from scdd.lm.run import windows
 from scdd.models.dit import DiT
 from scdd.models.options import DiTConfig
@@ -380,6 +381,12 @@ def test_damaged_checkpoints_are_named(tmp_path: Path) -> None:
     (folder / "meta.json").unlink()
     with pytest.raises(UserError, match=r"meta\.json"):
         scdd.load(folder)
+
+
+def with_spans(tokenizer: TextTokenizer, text: str) -> Row:
+    gaps = with_gaps(tokenizer, text)
+    [lengths] = gaps.tries
+    return gaps.row(lengths)
 
 
 def test_settings_reach_the_sampler(lm: LM) -> None:

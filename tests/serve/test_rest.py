@@ -43,6 +43,29 @@ def test_infill_keeps_what_was_given(client: Client, lm: LM) -> None:
     assert answer["text"].endswith(" dog.")
 
 
+def test_gaps_of_open_length(client: Client, lm: LM) -> None:
+    text = "The [MASK:2-4] jumps over the dog."
+    found = lm.infill(text, 2, seed=3, steps=4)
+    assert client.post("/v1/infill", {"text": text, "num": 2, "seed": 3, "steps": 4}).json["samples"] == [
+        sample.json() for sample in found
+    ]
+    wide = client.post("/v1/infill", {"text": "[MASK:1-9] a [MASK:1-9]"})
+    assert (wide.status, "81 ways" in wide.json["error"]["message"]) == (400, True)
+
+
+@pytest.mark.parametrize("verb", ["infill", "correct", "score"])
+def test_a_list_is_answered_as_its_texts_alone(client: Client, verb: str) -> None:
+    texts = ["The [MASK:3] jumps.", "[MASK] river"] if verb == "infill" else ["The river runs.", "The sea."]
+    more = {} if verb == "score" else {"seed": 5}
+    alone = [client.post(f"/v1/{verb}", {"text": text, **more}).json for text in texts]
+    answer = client.post(f"/v1/{verb}", {"text": texts, **more})
+    assert answer.json == {"model": "tiny", "results": alone}
+    for wrong, said in (([], "at least 1"), ([""], "at least 1"), (["a"] * 9, "is a list of 9"), ([3], "string")):
+        refused = client.post(f"/v1/{verb}", {"text": wrong})
+        assert refused.status == 400
+        assert said in refused.json["error"]["message"]
+
+
 @pytest.mark.parametrize("mode", ["reverse", "pass"])
 def test_correct(client: Client, lm: LM, mode: str) -> None:
     body = {"text": "The river runs to the sea.", "mode": mode, "strength": 0.3, "seed": 5, "freeze": ["river", [0, 3]]}

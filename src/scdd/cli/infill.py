@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from scdd.cli import options as o
+from scdd.cli.batch import BatchFlags, check_alone, run_batch
 from scdd.cli.view import draw
 from scdd.samplers.options import DRAWING, SamplingOptions
 
+if TYPE_CHECKING:
+    from scdd.lm.results import Sample
+
 
 @o.with_flags(o.DrawFlags)
+@o.with_flags(BatchFlags, "many")
 @o.with_options(SamplingOptions, *DRAWING)
 def infill(
     text: o.Text = None,
@@ -19,9 +25,29 @@ def infill(
     blocks: o.Blocks = False,
     *,
     flags: o.DrawFlags,
+    many: BatchFlags,
     chosen: dict[str, Any],
 ) -> None:
-    """Fill the [MASK] (one token) and [MASK:12] (twelve tokens) spans of a text; the rest stays as it is."""
+    """Fill the [MASK] (one token), [MASK:12] (twelve) and [MASK:4-12] (as many as fit best) spans of a text; the rest stays."""
+    if many.wanted:
+        check_alone(text, file, flags.trace)
+        lm = flags.open()
+        plan = lm.plan(seed=flags.seed, batch_size=batch_size, **chosen)
+
+        def ask(texts: Sequence[str]) -> list[tuple[Sample, ...]]:
+            samples = lm.start_infill(texts, num, blocks=blocks, plan=plan).results
+            return [samples[i : i + num] for i in range(0, len(samples), num)]
+
+        settings = {
+            "model": lm.name,
+            "num": num,
+            "blocks": blocks,
+            "seed": flags.seed,
+            "changes": flags.changes,
+            **chosen,
+        }
+        run_batch("infill", many, settings, ask, lambda samples: samples[0].text)
+        return
     given = o.read_text(text, file)
     lm = flags.open()
     record = flags.live or flags.trace is not None

@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 
     from scdd.cli.options import DrawFlags, ModelFlags
     from scdd.lm.model import LM
-    from scdd.lm.results import Correction, Sample, Score
+    from scdd.lm.results import Correction, Sample, Score, Tried
     from scdd.lm.run import BatchFrame, Run
 
 STYLES = {1: "green", 2: "bold black on yellow", 3: "magenta"}
 MASK, MASK_STYLE = "░░", "grey50"
 FLASH = 3  # frames for which a move stays coloured
+LENGTHS = 6  # of those that were tried
 SHOWN = 3  # texts shown side by side while they are drawn
 
 
@@ -109,6 +110,8 @@ def show_samples(samples: Sequence[Sample], as_json: bool, live: bool) -> None:
         print(sample.text)
         if live:
             typer.secho(_facts(sample), err=True, dim=True)
+    if live and samples and samples[0].tried:
+        typer.secho(_lengths(samples[0].tried), err=True, dim=True)
 
 
 def _facts(sample: Sample) -> str:
@@ -117,6 +120,16 @@ def _facts(sample: Sample) -> str:
         *(f"{sample.nfe} evaluations", f"{sample.corrections} corrected", f"{sample.remasked} remasked"),
     ]
     return "[" + " · ".join(parts) + "]"
+
+
+def _lengths(tried: Sequence[Tried]) -> str:
+    """Which lengths were tried, the best of each, and why the first one won."""
+    best: dict[tuple[int, ...], Tried] = {}
+    for each in tried:  # best first
+        best.setdefault(each.lengths, each)
+    shown = [f"{'+'.join(map(str, lengths))}: {one.nats:.2f}" for lengths, one in best.items()]
+    rest = f" · {len(shown) - LENGTHS} more" if len(shown) > LENGTHS else ""
+    return f"[tokens: nats a filled token, fewest win · {' · '.join(shown[:LENGTHS])}{rest}]"
 
 
 def show_correction(correction: Correction, flags: ModelFlags) -> None:

@@ -11,6 +11,7 @@ from typing_extensions import Unpack
 
 from scdd.core.errors import UserError
 from scdd.data.tokenizer import TextTokenizer
+from scdd.lm import gaps
 from scdd.lm import rows as make
 from scdd.lm.options import RepairOptions
 from scdd.lm.repair import Repair, diffusion_process, score_tokens
@@ -191,6 +192,8 @@ class LM:
     ) -> tuple[Sample, ...]:
         """Texts with their [MASK] and [MASK:12] spans filled in, `num` of each; all other tokens stay as they are.
 
+        A span [MASK:4-12] has four to twelve tokens: every length is filled `num` times, and the best `num` of all are
+        handed back, best first, with `tried` to say what they were chosen from (`lm.gaps`).
         `blocks` goes through texts longer than the context in overlapping blocks; the rest is as in `generate`.
         """
         plan = self.plan(
@@ -210,10 +213,12 @@ class LM:
                 "An autoregressive model cannot fill in: use a diffusion model, or `generate` with a prompt."
             )
         make.check_num(num)
-        rows = [make.with_spans(self.tokenizer, each) for each in texts("The text", text)]
-        self._check_room(max((len(row) for row in rows), default=0), blocks)
+        every = [make.with_gaps(self.tokenizer, each) for each in texts("The text", text)]
+        if not every:
+            raise UserError("text is an empty list: give at least one.", "text")
+        self._check_room(max(len(each.row(each.tries[-1])) for each in every), blocks)
         chosen = replace(plan or self.plan(), stop=False)
-        return Run(self.engine, [row for row in rows for _ in range(num)], chosen)
+        return gaps.together([gaps.start(self.engine, each, num, chosen) for each in every])
 
     # -- reading ------------------------------------------------------------------------------------------------------
 

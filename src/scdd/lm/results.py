@@ -62,6 +62,20 @@ HIDDEN = {"json": False}
 
 
 @dataclass(frozen=True)
+class Tried(Result):
+    """A filling of gaps whose lengths were open, such as [MASK:4-12], and what the model thinks of it."""
+
+    lengths: tuple[int, ...]
+    """Tokens of each gap."""
+    index: int
+    """Which sample of the seed it is."""
+    nats: float
+    """The bound on −log p(filling | the rest), per filled token."""
+    score: float
+    """What it is ranked by: the bound, and the price of its length; lower is better."""
+
+
+@dataclass(frozen=True)
 class Drawn(Result):
     """How a text was drawn: what a `Sample` says besides its trajectory."""
 
@@ -82,6 +96,8 @@ class Drawn(Result):
     process: str
     ended: bool = False
     """Whether the text stops at an end-of-text token."""
+    tried: tuple[Tried, ...] = ()
+    """infill: the fillings among which the lengths of open gaps were chosen, best first."""
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
+from math import prod
 from numbers import Integral
-from typing import Any
+from typing import Any, NamedTuple
 
 from scdd.core.errors import UserError
 from scdd.data.tokenizer import TextTokenizer
 
 MOST = 1 << 20  # a slip of the finger is answered before memory runs out
-SPAN = re.compile(r"\[MASK(?::(\d+))?\]")
+SPAN = re.compile(r"\[MASK(?::(\d+)(?:-(\d+))?)?\]")
+MOST_LENGTHS = 16  # that are tried of one range
+MOST_TRIES = 64  # of all ranges of a text together
 Freeze = Sequence[str | tuple[int, int]]
 
 
@@ -46,32 +50,69 @@ def continued(tokenizer: TextTokenizer, prompt: str, suffix: str, length: int) -
     return Row(tokens, (*[True] * len(before), *[False] * room, *[True] * len(after)))
 
 
-def with_spans(tokenizer: TextTokenizer, text: str) -> Row:
-    """A text whose [MASK] (one token) and [MASK:12] (twelve) are to be filled in; everything else is given.
+class Gaps(NamedTuple):
+    """A text with spans to fill in: what is given before, between and after them, and the lengths that each may have."""
+
+    given: tuple[tuple[int, ...], ...]
+    sizes: tuple[tuple[int, ...], ...]
+    mask_id: int
+
+    @property
+    def tries(self) -> list[tuple[int, ...]]:
+        """Every choice of a length for each span."""
+        return list(product(*self.sizes))
+
+    def row(self, lengths: Sequence[int]) -> Row:
+        """The text with spans of these lengths."""
+        tokens, frozen = list(self.given[0]), [True] * len(self.given[0])
+        for length, after in zip(lengths, self.given[1:], strict=True):
+            tokens += [*[self.mask_id] * length, *after]
+            frozen += [*[False] * length, *[True] * len(after)]
+        return Row(tuple(tokens), tuple(frozen))
+
+
+def with_gaps(tokenizer: TextTokenizer, text: str) -> Gaps:
+    """A text whose [MASK] (one token), [MASK:12] (twelve) and [MASK:4-12] (four to twelve) are to be filled in.
 
     One space right before a span is left to the model: byte-level tokens carry their space in front, so "the [MASK]"
     would otherwise ask for a word that does not begin as words do.
     """
     if not text:
         raise UserError("The text to fill in is empty: give one with [MASK] or [MASK:12] in it.")
-    tokens: list[int] = []
-    frozen: list[bool] = []
+    given: list[tuple[int, ...]] = []
+    sizes: list[tuple[int, ...]] = []
     end = 0
     for span in SPAN.finditer(text):
-        digits = (span[1] or "1").lstrip("0") or "0"
-        if len(digits) > len(str(MOST)) or int(digits) > MOST:
-            raise UserError(f"{span[0][:30]} asks for too much: give a number of at most {MOST}.")
-        count = int(digits)
-        if count < 1:
-            raise UserError(f"{span[0]} asks for no token: give a number of at least 1.")
-        given = tokenizer.encode(text[end : span.start()].removesuffix(" "))
-        tokens += [*given, *[tokenizer.mask_id] * count]
-        frozen += [*[True] * len(given), *[False] * count]
+        given.append(tuple(tokenizer.encode(text[end : span.start()].removesuffix(" "))))
+        sizes.append(_sizes(span))
         end = span.end()
     if end == 0:
-        raise UserError("The text has nothing to fill in: put [MASK] (one token) or [MASK:12] (twelve) into it.")
-    given = tokenizer.encode(text[end:]) if text[end:] else []
-    return Row((*tokens, *given), (*frozen, *[True] * len(given)))
+        raise UserError(
+            "The text has nothing to fill in: put [MASK] (one token), [MASK:12] (twelve) or [MASK:4-12] into it."
+        )
+    given.append(tuple(tokenizer.encode(text[end:]) if text[end:] else ()))
+    if (tries := prod(map(len, sizes))) > MOST_TRIES:
+        raise UserError(
+            f"The gaps' lengths can be chosen in {tries:,} ways and at most {MOST_TRIES} are tried: narrow the ranges."
+        )
+    return Gaps(tuple(given), tuple(sizes), tokenizer.mask_id)
+
+
+def _sizes(span: re.Match[str]) -> tuple[int, ...]:
+    """The lengths that a span may have; of a wide range, some that are spread over it."""
+    low, high = (digits and (digits.lstrip("0") or "0") for digits in (span[1] or "1", span[2]))
+    for digits in (low, high or low):
+        if len(digits) > len(str(MOST)) or int(digits) > MOST:
+            raise UserError(f"{span[0][:30]} asks for too much: give a number of at most {MOST}.")
+        if int(digits) < 1:
+            raise UserError(f"{span[0]} asks for no token: give a number of at least 1.")
+    least, most = int(low), int(high or low)
+    if most < least:
+        raise UserError(f"{span[0]} ends below its beginning: write [MASK:{most}-{least}].")
+    every = range(least, most + 1)
+    if len(every) <= MOST_LENGTHS:
+        return tuple(every)
+    return tuple(least + (most - least) * i // (MOST_LENGTHS - 1) for i in range(MOST_LENGTHS))
 
 
 def whole(tokenizer: TextTokenizer, text: str, freeze: Freeze = ()) -> Row:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -108,6 +108,7 @@ class _Text:
 
 
 Due = Sequence[tuple[_Text, Window]]
+Choose = Callable[[tuple[Sample, ...]], tuple[Sample, ...]]
 
 
 class Run:
@@ -116,6 +117,7 @@ class Run:
     def __init__(self, engine: Engine, rows: Sequence[Row], plan: SamplingPlan, first: int = 0) -> None:
         """`first` is the number of the first row's sample."""
         self.engine, self.plan = engine, plan
+        self.choose: Choose = lambda samples: samples
         self._texts = [_Text(first + i, plan.seed, row, list(row.tokens)) for i, row in enumerate(rows)]
         self._frames = self._walk()
 
@@ -124,7 +126,8 @@ class Run:
         """Runs that nobody has begun, as one that shares their network evaluations; results come in their order.
 
         The plan, seeds aside, is the first one's with `changes`: join runs that agree in it and in the model. `engine`
-        walks in place of the first one's. The runs themselves stay as they are, so that a walk that failed can be repeated.
+        walks in place of the first one's. The runs themselves stay as they are, so that a walk that failed can be repeated;
+        what they `choose` is theirs to choose.
         """
         run = cls(engine or runs[0].engine, (), replace(runs[0].plan, **changes))
         run._texts = [deepcopy(text) for each in runs for text in each._texts]
@@ -140,10 +143,10 @@ class Run:
 
     @property
     def results(self) -> tuple[Sample, ...]:
-        """All samples, in order."""
+        """All samples, in order, or those that `choose` picks."""
         for _ in self._frames:
             pass
-        return tuple(self._sample(text) for text in self._texts)
+        return self.choose(tuple(self._sample(text) for text in self._texts))
 
     def with_bar(self) -> tuple[Sample, ...]:
         """`results`, with a bar of the texts that have been drawn."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from importlib.resources import files
 from typing import Any
@@ -16,6 +16,7 @@ from scdd.lm.model import LM
 from scdd.serve import errors, openai, replies, stream
 from scdd.serve import requests as ask
 from scdd.serve.guard import LOOPBACK, Guard
+from scdd.serve.jobs import Job
 from scdd.serve.limits import Limits
 from scdd.serve.service import ClientGone, Service
 
@@ -93,23 +94,44 @@ def _model_routes(service: Service) -> APIRouter:
         (samples,) = await service.answers([await run_in_threadpool(service.generate, body)], request)
         return replies.SamplesReply(model=service.name, **replies.of_samples(samples))
 
+    async def each(make: Callable[[Any], Job], body: Any, request: Request, reply: Callable[[Any], Any]) -> Any:
+        """One text's answer, or a list of them."""
+        jobs = await run_in_threadpool(service.each, make, body)
+        answers = [reply(answer) for answer in await service.answers(jobs, request)]
+        return answers[0] if isinstance(body.text, str) else replies.ListReply(model=service.name, results=answers)
+
     @router.post("/infill")
-    async def infill(body: ask.Infill, request: Request) -> replies.SamplesReply:
-        """Fill the [MASK] and [MASK:12] holes of a text; all other tokens stay."""
-        (samples,) = await service.answers([await run_in_threadpool(service.infill, body)], request)
-        return replies.SamplesReply(model=service.name, **replies.of_samples(samples))
+    async def infill(
+        body: ask.InfillTexts, request: Request
+    ) -> replies.SamplesReply | replies.ListReply[replies.SamplesReply]:
+        """Fill the [MASK], [MASK:12] and [MASK:4-12] holes of a text; all other tokens stay."""
+
+        def reply(samples: Any) -> replies.SamplesReply:
+            return replies.SamplesReply(model=service.name, **replies.of_samples(samples))
+
+        return await each(service.infill, body, request, reply)  # type: ignore[no-any-return]
 
     @router.post("/correct")
-    async def correct(body: ask.Correct, request: Request) -> replies.CorrectReply:
+    async def correct(
+        body: ask.CorrectTexts, request: Request
+    ) -> replies.CorrectReply | replies.ListReply[replies.CorrectReply]:
         """Keep what is right in a text, repair what is not."""
-        (correction,) = await service.answers([await run_in_threadpool(service.correct, body)], request)
-        return replies.CorrectReply(model=service.name, **replies.of_correction(correction))
+
+        def reply(correction: Any) -> replies.CorrectReply:
+            return replies.CorrectReply(model=service.name, **replies.of_correction(correction))
+
+        return await each(service.correct, body, request, reply)  # type: ignore[no-any-return]
 
     @router.post("/score")
-    async def score(body: ask.Score, request: Request) -> replies.ScoreReply:
+    async def score(
+        body: ask.ScoreTexts, request: Request
+    ) -> replies.ScoreReply | replies.ListReply[replies.ScoreReply]:
         """How likely the model finds each token of a text, and how much it doubts it."""
-        (scores,) = await service.answers([await run_in_threadpool(service.score, body)], request)
-        return replies.ScoreReply(model=service.name, **scores.json())
+
+        def reply(scores: Any) -> replies.ScoreReply:
+            return replies.ScoreReply(model=service.name, **scores.json())
+
+        return await each(service.score, body, request, reply)  # type: ignore[no-any-return]
 
     @router.post("/tokenize")
     async def tokenize(body: ask.Tokenize) -> replies.TokenizeReply:

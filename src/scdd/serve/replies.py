@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel
 from pydantic.dataclasses import dataclass
 
 from scdd.lm.results import Correction, Drawn, Repaired, Sample, TokenScore
+
+Reply = TypeVar("Reply")
+
+
+class ListReply(BaseModel, Generic[Reply]):
+    """What each text of a list is answered, in their order."""
+
+    model: str
+    results: list[Reply]
 
 
 class SamplesReply(BaseModel):

@@ -107,7 +107,7 @@ class Infill(How):
     """A text with holes."""
 
     text: Annotated[Text, Field(min_length=1)]
-    """[MASK] is a hole of one token, [MASK:12] of twelve."""
+    """[MASK] is a hole of one token, [MASK:12] of twelve, [MASK:4-12] of four to twelve: all are tried, the best are answered."""
     num: Count = 1
     """How many texts."""
 
@@ -133,6 +133,33 @@ class Correct(_Repair):  # type: ignore[misc]
     """Pieces of the text, or [from, to) character ranges, that stay."""
     seed: Seed | None = None
     """reverse: the seed."""
+
+
+Texts = (
+    Annotated[Text, Field(min_length=1)] | Annotated[list[Annotated[Text, Field(min_length=1)]], Field(min_length=1)]
+)
+
+
+class InfillTexts(Infill):
+    """A text with holes, or a list of them."""
+
+    text: Texts  # type: ignore[assignment]
+    """[MASK] is a hole of one token, [MASK:12] of twelve, [MASK:4-12] of four to twelve: all are tried, the best are answered.
+    A list is answered with a list."""
+
+
+class ScoreTexts(Score):
+    """A text to score, or a list of them."""
+
+    text: Texts  # type: ignore[assignment]
+    """The text; a list is answered with a list."""
+
+
+class CorrectTexts(Correct):
+    """A text to repair, or a list of them. What is left out is as the model has it."""
+
+    text: Texts  # type: ignore[assignment]
+    """The text; a list is answered with a list, each as if it were alone."""
 
 
 class GenerateTask(Generate):

@@ -7,7 +7,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import asdict
 from functools import cached_property, lru_cache, partial
@@ -19,7 +19,7 @@ from fastapi import Request
 from scdd.core.errors import UserError
 from scdd.lm.model import LM
 from scdd.lm.options import RepairOptions
-from scdd.lm.rows import SPAN
+from scdd.lm.rows import MOST_TRIES, SPAN
 from scdd.processes.base import Process, make_process, process_of_kind
 from scdd.processes.options import PROCESSES, AutoregressiveOptions
 from scdd.recipe import load as recipe
@@ -127,6 +127,17 @@ class Service:
         plan.sampler.check(lm.engine.model)  # otherwise the worker would find out
         return plan
 
+    def each(self, make: Callable[[Any], Job], body: Any) -> list[Job]:
+        """A job for the body's text, or for each text of its list, with one seed."""
+        if isinstance(body.text, str):
+            return [make(body)]
+        if len(body.text) > self.limits.texts:
+            raise beyond("text", f"is a list of {len(body.text)}", self.limits.texts)
+        seeded = (
+            {} if "seed" not in type(body).model_fields else {"seed": draw_seed() if body.seed is None else body.seed}
+        )
+        return [make(body.model_copy(update={"text": text, **seeded})) for text in body.text]
+
     # -- jobs ---------------------------------------------------------------------------------------------------------
 
     def generate(self, body: ask.Generate, record: bool = False) -> Job:
@@ -145,16 +156,20 @@ class Service:
         lm = self.view(body)
         self.check_size(texts=body.num, steps=self.steps(body.steps))
         self.tokens(SPAN.sub("", body.text))
-        sizes = [span[1] or "1" for span in SPAN.finditer(body.text)]
+        sizes = [span[2] or span[1] or "1" for span in SPAN.finditer(body.text)]
         if max(map(len, sizes), default=0) > 9:
             raise beyond("text", "asks for a hole of a billion tokens", self.limits.length)
         if (holes := sum(map(int, sizes))) > self.limits.length:
             raise beyond("text", f"has holes for {holes} tokens", self.limits.length)
         plan = self.plan(lm, body.chosen(SamplingOptions), body.seed, record=record)
         run = lm.start_infill(body.text, body.num, blocks=True, plan=plan)
-        if (length := len(run.starts[0])) > self.limits.length:
+        if (length := max(map(len, run.starts))) > self.limits.length:
             raise beyond("text", f"has {length} tokens with its holes", self.limits.length)
-        return Job(run=run)
+        if len(run.starts) > max(self.limits.texts, MOST_TRIES):
+            raise beyond(
+                "num", f"asks for {len(run.starts)} fillings of all lengths", max(self.limits.texts, MOST_TRIES)
+            )
+        return Job(run=run, finish=run.choose)
 
     def correct(self, body: ask.Correct, record: bool = False) -> Job:
         """A text to repair."""

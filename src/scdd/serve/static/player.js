@@ -62,9 +62,18 @@ export class Player {
   }
   end(result) {
     this.following = false;
-    result.samples?.forEach((sample, i) => { if (sample.ended) this.ways[i].end = sample.tokens.length; });
+    result.samples?.forEach(sample => { if (sample.ended) this.ways[sample.index].end = sample.tokens.length; });
+    if (result.samples?.[0].tried.length) this.ranked(result.samples[0].tried);
     this.show(Infinity);
     if (result.changes) this.corrected(result);
+  }
+  ranked(tried) {  // gaps of open length: all fillings, best first, each with its length and bound
+    const options = tried.map(t => el("option", {
+      value: t.index, textContent: `${t.lengths.join(" + ")} tokens · ${t.nats.toFixed(2)} nats a token`,
+    }));
+    $("which").replaceChildren(...options);
+    this.row = tried[0].index;
+    this.lay();
   }
   fixed(result) {  // a correction in one pass, which has no steps
     const after = new Map(result.changes.map(c => [c.position, c]));

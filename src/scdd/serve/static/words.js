@@ -2,8 +2,8 @@
 import { call } from "./api.js";
 import { $, el } from "./page.js";
 
-const pieces = () => [...$("infill-text").value.matchAll(/\[MASK(?::\d+)?\]|\s+|[^\s[]+|\[/g)].map(m => m[0]);
-const isWord = piece => /\S/.test(piece) && !/^\[MASK(:\d+)?\]$/.test(piece);
+const pieces = () => [...$("infill-text").value.matchAll(/\[MASK(?::\d+(?:-\d+)?)?\]|\s+|[^\s[]+|\[/g)].map(m => m[0]);
+const isWord = piece => /\S/.test(piece) && !/^\[MASK(:\d+(-\d+)?)?\]$/.test(piece);
 
 export class Words {
   constructor(changed) { this.changed = changed; this.masked = new Set(); }
