@@ -12,7 +12,8 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count
+from dataclasses import replace
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ GROWTH = 64 << 20  # bytes that it may still grow by
 CROWDS = (200, 200, 200, 200, 1000)  # clients at once, round by round
 REQUESTS = 200  # of odd bytes, a round
 DESCRIPTORS = 4096
+PATIENCE = 280.0  # seconds that a client of a crowd waits
 PAUSE = 0.3  # seconds for an answer to begin, before the request is said to be over
 OPTIONS = ("--name", "tiny", "--max-queue", "2000", "--timeout", "300", "--log-level", "warning")
 BODIES = (
@@ -92,13 +94,19 @@ def many(place: Path, first: int) -> Iterator[Tally]:
 
 
 def crowd(client: Client, alone: list[Any], size: int, number: int) -> Tally:
-    """All at once; each asks something, and asks again when it is told to come back later."""
+    """All at once; each asks something, and asks again when it is told to come back later.
+
+    The last of a thousand waits for all the others, which says nothing of the server: it hangs if it answers nobody for long.
+    """
     tally, began, gate = Tally(rounds=1, inputs=size), time.monotonic(), threading.Barrier(size)
+    client, heard = replace(client, patience=PATIENCE), []
 
     def once(i: int) -> str | None:
         gate.wait(120)
+        heard.append(time.monotonic())
         for _ in range(400):
             answer = client.post(*asked(i % DIFFERENT))
+            heard.append(time.monotonic())
             if answer.status != 429:
                 break
             time.sleep(0.05)
@@ -110,13 +118,17 @@ def crowd(client: Client, alone: list[Any], size: int, number: int) -> Tally:
         for waiting in [pool.submit(once, i) for i in range(size)]:
             try:
                 wrong = waiting.result()
-            except TimeoutError as error:  # of a socket: it waits a minute for its turn
+            except TimeoutError as error:  # of a socket
                 tally.fault("hangs", f"round {number}: {error}")
                 continue
             except OSError as error:
                 wrong = f"round {number}: {error}"
             if wrong:
                 tally.fault("differing", wrong)
+    heard.sort()
+    silence = max((b - a for a, b in pairwise(heard)), default=0.0)
+    if silence > SECONDS:
+        tally.fault("hangs", f"round {number}: {size} clients, and none was answered for {silence:.0f} s")
     tally.seconds = time.monotonic() - began
     return tally
 

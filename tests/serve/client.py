@@ -28,6 +28,7 @@ class Answer:
 class Client:
     port: int
     token: str | None = None
+    patience: float = 60
 
     @property
     def url(self) -> str:
@@ -36,7 +37,7 @@ class Client:
     def open(
         self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
     ) -> tuple[HTTPConnection, HTTPResponse]:
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=self.patience)
         given = {"Content-Type": "application/json", **(headers or {})}
         if self.token:
             given["Authorization"] = f"Bearer {self.token}"
