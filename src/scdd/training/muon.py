@@ -120,7 +120,7 @@ def _shared(owners: Sequence[int], rank: int, ahead: Sequence[Tensor]) -> list[T
             found[i] = step
     under_way = [dist.broadcast(step, owner, async_op=True) for step, owner in zip(found, owners, strict=True)]
     for each in under_way:
-        each.wait()  # type: ignore[union-attr]
+        each.wait()
     return list(found)
 
 
@@ -137,12 +137,10 @@ class Shards:
 
     def rows(self, count: int, rank: int) -> int:
         """How many of a matrix's `count` rows that rank has: equal parts, the last ones less or none."""
-        part = -(-count // self.size)
+        part = -(-count // int(self.size))
         return min(part, max(0, count - rank * part))
 
-    def steps(
-        self, shapes: Sequence[tuple[int, ...]], owners: Sequence[int], ahead: Sequence[Tensor]
-    ) -> list[Tensor]:
+    def steps(self, shapes: Sequence[tuple[int, ...]], owners: Sequence[int], ahead: Sequence[Tensor]) -> list[Tensor]:
         """This rank's rows of the orthogonal of each matrix, from its rows of each; no two have the same owner."""
         order = sorted(range(len(owners)), key=lambda i: owners[i])  # as the exchange wants it
         sent = [0] * self.size
@@ -159,5 +157,5 @@ class Shards:
         del whole
         back = torch.empty_like(parts, dtype=kind)
         dist.all_to_all_single(back, step.view(-1), sent, received, group=self.group)
-        found = dict(zip(order, back.split([ahead[i].numel() for i in order]), strict=True))
+        found = dict(zip(order, torch.split(back, [ahead[i].numel() for i in order]), strict=True))
         return [found[i].view_as(part) for i, part in enumerate(ahead)]
