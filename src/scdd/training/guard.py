@@ -97,7 +97,7 @@ class Guard:
         if self.high < options.spike_steps:
             return None
         return Trouble(
-            step + 1 - self.high, step, f"the loss was a spike {self.high} times, at last {loss:.4g}", "spike"
+            step + 1 - self.high, step, f"the loss was a spike {self.high} times (at last {loss:.4g})", "spike"
         )
 
     def _bound(self) -> float:
@@ -116,11 +116,10 @@ class Guard:
         file = self._keep_batch(trainer, trouble)
         last = trainer.world.broadcast(str(trainer.checkpoints.latest() or ""))
         if not last or rollbacks > self.options.rollbacks:
-            again = (
-                "there is no checkpoint to go back to" if not last else f"it went back {self.rollbacks} times before"
-            )
+            allowed = f"guard.rollbacks allows no more than {self.options.rollbacks}"
+            why = allowed if last else "there is no checkpoint to go back to"
             raise UserError(
-                f"{trouble.what} from step {trouble.first + 1} on, and {again} (that step's batch is in {file}; the last good "
+                f"{trouble.what} from step {trouble.first + 1} on, and {why} (that step's batch is in {file}; the last good "
                 f"checkpoint is {last or 'none'}): lower learning_rate, or compute in float32.",
                 "learning_rate",
             )
@@ -135,8 +134,8 @@ class Guard:
         trainer.log.text(
             step,
             "event",
-            f"{trouble.what} from step {trouble.first + 1} on: rolled back here, and the {trouble.last + 1 - step} batches up to "
-            f"step {trouble.last + 1} are skipped (roll-back {rollbacks} of {self.options.rollbacks}; that step's batch is in {file})",
+            f"rolled back to here, and batches up to that of step {trouble.last + 1} are skipped, {trouble.last + 1 - step} in all: "
+            f"{trouble.what} from step {trouble.first + 1} on (roll-back {rollbacks} of {self.options.rollbacks}; see {file})",
         )
 
     def _keep_batch(self, trainer: Trainer, trouble: Trouble) -> Any:
