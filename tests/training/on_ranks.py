@@ -78,11 +78,11 @@ def spoilt(request: dict[str, Any], rank: int) -> int:
 
 
 def hanging(request: dict[str, Any], rank: int) -> int:
-    """`scdd train` in which the last rank's data do not come, or its process is stopped."""
+    """`scdd train` in which one rank's data do not come, or its process is stopped."""
     take = Loader.samples
 
     def late(self: Loader, start: int, stop: int) -> Any:
-        if rank == request["ranks"] - 1 and start >= 8 * 9:  # some are read ahead, and the first step may take its time
+        if rank == request["behind"] and start >= 8 * 9:  # some are read ahead, and the first step may take its time
             if request["how"] == "stopped":
                 os.kill(os.getpid(), signal.SIGSTOP)
             time.sleep(60)

@@ -169,7 +169,7 @@ def weighed(guard: Guard, losses: list[float], norm: float = 1.0) -> list[Any]:
 
 
 def guard(**options: Any) -> Guard:
-    return Guard(GuardOptions(**options), torch.zeros(2, 4))
+    return Guard(GuardOptions(**options), torch.device("cpu"), 4)
 
 
 def test_spikes_are_losses_far_above_the_median_several_times_running() -> None:
@@ -210,7 +210,9 @@ def test_what_a_checkpoint_says_is_checked() -> None:
 
 
 def test_no_checkpoint_is_made_in_the_middle_of_trouble(recipe_file: Path, tmp_path: Path) -> None:
-    trainer = trainer_of(recipe_file, tmp_path / "run", "training.save_every=2", "training.steps=6")
+    trainer = trainer_of(
+        recipe_file, tmp_path / "run", "training.save_every=2", "training.steps=6", "training.log_every=1"
+    )
     forward = trainer.parallel.forward
 
     def spoilt(tokens: Any, documents: Any, learnt: Any, part: Any) -> Any:
@@ -221,4 +223,6 @@ def test_no_checkpoint_is_made_in_the_middle_of_trouble(recipe_file: Path, tmp_p
     trainer.options = replace(trainer.options, keep_last=9)
     trainer.run()
     assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == ["step-00000006"]
+    assert all("gradient_norm" in line for line in curve(tmp_path / "run") if "loss" in line)
+    assert "NaN" not in (tmp_path / "run/metrics.jsonl").read_text(), "which is no JSON"
     assert [step for step, _ in events(tmp_path / "run")] == [2, 4]

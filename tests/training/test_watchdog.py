@@ -12,27 +12,40 @@ from scdd.training.watchdog import STUCK, Place, verdict
 from .conftest import Launch, said
 
 
-@pytest.mark.dist
-@pytest.mark.parametrize("how", ["slow data", "stopped"])
-def test_the_rank_behind_is_named_and_the_run_ends(launch: Launch, tmp_path: Path, how: str) -> None:
-    """The last of two ranks waits for data for ever, or its process is stopped and cannot say anything."""
-    out, start = tmp_path / "run", time.monotonic()
-    sets = ["training.watchdog=1.0", "training.save_every=50", "training.validate_every=50"]
-    codes = launch(out, 2, sets, call="hanging", how=how)
+def stuck(launch: Launch, out: Path, behind: int, how: str) -> None:
+    """A run on two ranks, of which one does not get on; it is over within seconds of the limit, which is one."""
+    start, sets = time.monotonic(), ["training.watchdog=1.0", "training.save_every=50", "training.validate_every=50"]
+    codes = launch(out, 2, sets, call="hanging", how=how, behind=behind)
     assert STUCK in codes
     assert 0 not in codes
     assert time.monotonic() - start < 30
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("how", ["slow data", "stopped"])
+def test_the_rank_behind_is_named_and_the_run_ends(launch: Launch, tmp_path: Path, how: str) -> None:
+    """The second of two ranks waits for data for ever, or its process is stopped and cannot say anything."""
+    out = tmp_path / "run"
+    stuck(launch, out, 1, how)
     said_by_main = said(tmp_path, out)
-    assert "watchdog: nothing moves (behind: rank 1 is at step " in said_by_main
-    assert f"ending with status {STUCK}" in said_by_main
     [line] = [line for line in said_by_main.splitlines() if "nothing moves" in line]
+    assert "watchdog: nothing moves (behind: rank 1 is at step " in line
     assert " in data for " in line or how == "stopped"  # at whatever moment
     assert "The others wait, at step " in line
     assert ("does not answer" in line) == (how == "stopped")
+    assert f"ending with status {STUCK}" in line
     assert "trainer.py" in said_by_main, "the stacks"
     if how != "stopped":
         assert "watchdog: rank 1 is at step " in said(tmp_path, out, 1)
         assert "loader.py" in said(tmp_path, out, 1)
+
+
+@pytest.mark.dist
+def test_a_rank_whose_store_is_stopped_ends_as_well(launch: Launch, tmp_path: Path) -> None:
+    """Rank 0 keeps the store where no torchrun does."""
+    out = tmp_path / "run"
+    stuck(launch, out, 0, "stopped")
+    assert "rank 0, which would name the ranks behind, does not answer" in said(tmp_path, out, 1)
 
 
 def test_who_is_behind() -> None:

@@ -24,6 +24,7 @@ from scdd.training.parallel import local
 if TYPE_CHECKING:
     from scdd.training.trainer import Trainer
 
+MOST = 1000  # steps that the device notes between two looks
 LEAST = 1e-3  # of the median: losses that hardly vary are not all spikes
 
 
@@ -39,9 +40,12 @@ class Trouble(NamedTuple):
 class Guard:
     """What has gone wrong in a run so far. `skipped` batches of the data's order are left out before the next one."""
 
-    def __init__(self, options: GuardOptions, noted: Tensor) -> None:
-        """`noted` [2, n] is where the device writes loss and gradient norm of step k, in column k mod n."""
-        self.options, self.noted = options, noted
+    def __init__(self, options: GuardOptions, device: torch.device, every: int) -> None:
+        """`every` so many steps somebody looks, or more often."""
+        self.options, self.every = options, min(every, MOST)
+        self.noted = torch.zeros(
+            2, self.every, dtype=torch.float64, device=device
+        )  # loss and norm of step k: column k mod n
         self.seen = 0  # steps that have been looked at
         self.bad = self.high = 0  # steps at the end that were not finite; spikes
         self.skipped = self.rollbacks = 0
@@ -59,7 +63,7 @@ class Guard:
         """
         if self.seen == trainer.step:
             return False
-        columns = [step % self.noted.shape[1] for step in range(self.seen, trainer.step)]
+        columns = [step % self.every for step in range(self.seen, trainer.step)]
         losses, norms = self.noted[:, columns].unbind()
         trainer.world.reduce(losses)
         trouble = None

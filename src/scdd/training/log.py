@@ -178,7 +178,7 @@ def describe(values: Values) -> str:
         parts.append(f"valid NELBO {values['valid_nelbo']:.4f} ± {values['valid_error']:.4f}")
         parts.append(f"PPL {values['valid_ppl']:.2f} ± {values['valid_ppl_error']:.2f}")
     if "loss" in values:
-        parts.append(f"train loss {values['loss']:.4f} ± {values['error']:.4f}")
+        parts.append(f"train loss {values['loss']:.4f} ± {values.get('error', math.nan):.4f}")
     if "learning_rate" in values:
         parts.append(f"lr {values['learning_rate']:.2e}")
     if "tokens_per_second" in values:

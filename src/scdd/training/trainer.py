@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -84,8 +85,7 @@ class Trainer:
         device = self.world.device
         self.meter = RatioMeter(device)  # of the losses since the last report
         self.norm = torch.zeros((), device=device)  # of the last gradient
-        noted = torch.zeros(2, options.log_every, dtype=torch.float64, device=device)
-        self.guard = Guard(options.guard, noted)
+        self.guard = Guard(options.guard, device, options.log_every)
         self.at = (0, "data")  # step and phase, for the watchdog
         self.logged = (0, 0.0)  # tokens and seconds at the last report
 
@@ -94,6 +94,7 @@ class Trainer:
     def run(self) -> Outcome:
         """Train to the last step, the last second, or a signal; always leaves a checkpoint of where it stopped."""
         reason = "finished"
+        self.at = (self.step, "data")
         watchdog = Watchdog(self.world, self.options.watchdog, lambda: self.at)
         with Signals() as signals, self._logging(), watchdog:
             self.clock.start()
@@ -156,7 +157,7 @@ class Trainer:
         self.objective.end_step(self.world.reduce)
         # Kept on the device and read when something is read anyway: the step itself never waits.
         self.meter.sums = torch.where(torch.isfinite(self.norm), self.meter.sums, sums)
-        self.guard.noted[:, self.step % self.options.log_every] = torch.stack((mean, self.norm.double()))
+        self.guard.noted[:, self.step % self.guard.every] = torch.stack((mean, self.norm.double()))
         self.step += 1
         self.tokens += batch.tokens.shape[1] * total
 
@@ -166,7 +167,7 @@ class Trainer:
         saves = self.step % due.save_every == 0 and not last
         reports = self.step % due.log_every == 0 or last
         self.at = (self.step, "report")
-        if (reports or saves) and self.guard.look(self):
+        if (reports or saves or self.step % self.guard.every == 0) and self.guard.look(self):
             return True
         if reports:
             self._report()
@@ -211,7 +212,8 @@ class Trainer:
         }
         if self.world.device.type == "cuda":
             values["memory"] = torch.cuda.max_memory_allocated(self.world.device)
-        self.log.numbers(self.step, values)
+        # Of steps that were left out, or of none that was not, there is nothing to report.
+        self.log.numbers(self.step, {name: value for name, value in values.items() if math.isfinite(value)})
 
     def _validate(self) -> None:
         assert self.validation is not None

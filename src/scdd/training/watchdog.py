@@ -7,6 +7,7 @@ store, which answers although collectives hang. When a rank has not moved for to
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import json
 import os
@@ -26,6 +27,7 @@ STUCK = 75
 PHASES = ("data", "forward", "backward", "reduce", "report", "validate", "sample", "checkpoint", "agree")
 """Of a step, in their order."""
 PAUSES = ("validate", "sample", "checkpoint")
+GRACE = 3.0  # seconds for an answer of the store, and for rank 0 to name those behind
 PATIENCE = 10  # times as long for a pause, and for the first step, which compiles
 
 Where = tuple[int, str]
@@ -70,8 +72,9 @@ class Watchdog:
     def __init__(self, world: World, limit: float | None, where: Callable[[], Where]) -> None:
         self.world, self.where, self.limit = world, where, limit or 0.0
         self.tick = min(max(self.limit / 10, 0.02), 10.0)
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
         self._stop = threading.Event()
+        self._heard = time.monotonic()  # when the store last answered
         self._first, self._last, self._since = where()[0], where(), time.monotonic()
         self._store: Any = None
 
@@ -79,20 +82,30 @@ class Watchdog:
         if self.limit and self.world.size > 1:
             # A name of its own: torchrun's store outlives the processes that it restarts.
             self._store = cast(Any, dist).PrefixStore(f"watchdog/{self.world.broadcast(uuid.uuid4().hex)}", _store())
-            self._thread = threading.Thread(target=self._watch, name="scdd-watchdog", daemon=True)
-            self._thread.start()
+            self._last, self._since = self.where(), time.monotonic()
+            for work in (self._watch, self._watch_alone):
+                self._threads.append(threading.Thread(target=work, name="scdd-watchdog", daemon=True))
+                self._threads[-1].start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        if self._thread is not None:
-            self._thread.join()
+        for thread in self._threads:
+            thread.join(GRACE)  # one that waits for a store that has gone dies with the process
 
     def _watch(self) -> None:
-        self._last, self._since = self.where(), time.monotonic()
+        """Tell, listen, and end when somebody is stuck."""
         while not self._stop.wait(self.tick):
             if self._stuck():
-                self._end()
+                self._end(self._conclude)
+            self._heard = time.monotonic()
+
+    def _watch_alone(self) -> None:
+        """For a rank whose store does not answer, as when rank 0 keeps it and is stopped: nobody else will tell."""
+        while not self._stop.wait(self.tick):
+            silent = time.monotonic() - self._heard > max(GRACE, 10 * self.tick)
+            if silent and self._place().seconds > self._allowed():
+                self._end(lambda: False)
 
     def _stuck(self) -> bool:
         """Tell where this rank is, and hear whether all is well."""
@@ -140,17 +153,14 @@ class Watchdog:
                 found[rank] = Place(step, phase, seconds, answered)
         return found
 
-    def _end(self) -> None:
+    def _end(self, conclude: Callable[[], bool]) -> None:
         """Say where this rank is, let rank 0 say who is behind, and end the process."""
         place = self._place()
         _say(f"rank {self.world.rank} is {place}; its stacks:")
         faulthandler.dump_traceback(2)
         told = False
-        try:
-            self._tell(place, "answer")
-            told = self._conclude()
-        except RuntimeError:
-            pass
+        with contextlib.suppress(RuntimeError):
+            told = conclude()
         if not told:
             _say(f"rank {self.world.rank} is {place}, and rank 0, which would name the ranks behind, does not answer")
         sys.stdout.flush()
@@ -158,9 +168,10 @@ class Watchdog:
 
     def _conclude(self) -> bool:
         """Rank 0 waits for answers and names those behind; the others wait for that. Whether it was said."""
+        self._tell(self._place(), "answer")
         wanted = [f"answer/{rank}" for rank in range(self.world.size)] if self.world.is_main else ["told"]
         patience = max(1.0, 4 * self.tick)
-        until = time.monotonic() + (patience if self.world.is_main else patience + 5.0)
+        until = time.monotonic() + (patience if self.world.is_main else patience + GRACE)
         while not self._store.check(wanted) and time.monotonic() < until:
             time.sleep(self.tick / 4)
         if not self.world.is_main:
