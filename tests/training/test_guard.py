@@ -199,14 +199,14 @@ def test_what_a_checkpoint_says_is_checked() -> None:
     full = guard(spike=6.0, window=8)
     weighed(full, [4.0, 4.2, 3.8, 99.0])
     again = guard(spike=6.0, window=8)
-    again.load(json.loads(json.dumps(full.state())), 4)
+    again.load(json.loads(json.dumps(full.state())), 4, Path("step"))
     assert again.state() == full.state()
     assert again.seen == 4
-    again.load(None, 2)  # of a version that had no guard
+    again.load(None, 2, Path("step"))  # of a version that had no guard
     assert again.state() == guard().state()
     for wrong in ([], {"skipped": -1}, {"rollbacks": 1.5}, {"losses": "x"}, {"losses": [None]}, {"bad": True}):
-        with pytest.raises(UserError, match="is damaged"):
-            again.load(wrong, 0)
+        with pytest.raises(UserError, match="step is damaged"):
+            again.load(wrong, 0, Path("step"))
 
 
 def test_no_checkpoint_is_made_in_the_middle_of_trouble(recipe_file: Path, tmp_path: Path) -> None:

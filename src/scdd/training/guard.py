@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -43,9 +44,8 @@ class Guard:
     def __init__(self, options: GuardOptions, device: torch.device, every: int) -> None:
         """`every` so many steps somebody looks, or more often."""
         self.options, self.every = options, min(every, MOST)
-        self.noted = torch.zeros(
-            2, self.every, dtype=torch.float64, device=device
-        )  # loss and norm of step k: column k mod n
+        # Written on the device: loss and gradient norm of step k, in column k mod `every`.
+        self.noted = torch.zeros(2, self.every, dtype=torch.float64, device=device)
         self.seen = 0  # steps that have been looked at
         self.bad = self.high = 0  # steps at the end that were not finite; spikes
         self.skipped = self.rollbacks = 0
@@ -142,7 +142,7 @@ class Guard:
             f"{trouble.what} from step {trouble.first + 1} on (roll-back {rollbacks} of {self.options.rollbacks}; see {file})",
         )
 
-    def _keep_batch(self, trainer: Trainer, trouble: Trouble) -> Any:
+    def _keep_batch(self, trainer: Trainer, trouble: Trouble) -> Path:
         """The first bad step's batch, in a file to look at."""
         size, loader = trainer.options.batch_size, trainer.loader
         first = (trouble.first + self.skipped) * size
@@ -160,14 +160,16 @@ class Guard:
         counts = {name: getattr(self, name) for name in COUNTS}
         return {**counts, "losses": list(self.losses)}
 
-    def load(self, state: Any, step: int) -> None:
-        """Take over what `state` gave at `step`; an older checkpoint has nothing to say."""
+    def load(self, state: Any, step: int, checkpoint: Path) -> None:
+        """Take over what `state` gave at `step`; a checkpoint of an older version has nothing to say."""
         state = {} if state is None else state
         counts = [state.get(name, 0) for name in COUNTS] if isinstance(state, dict) else []
         losses = state.get("losses", []) if isinstance(state, dict) else None
         sound = counts and all(type(count) is int and count >= 0 for count in counts)
         if not sound or not isinstance(losses, list) or not all(type(loss) is float for loss in losses):
-            raise UserError("what the checkpoint says of steps left out is damaged: delete it to use the one before.")
+            raise UserError(
+                f"{checkpoint} is damaged (what it says of steps left out): delete it to use the one before."
+            )
         self.skipped, self.rollbacks, self.bad, self.high = counts
         self.losses = deque(losses, maxlen=self.options.window)
         self.seen = step

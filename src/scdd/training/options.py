@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Literal
 
 from annotated_types import Interval
@@ -177,11 +177,12 @@ CHANGEABLE = frozenset(
             "cuda_graphs",
             "recompute",
             "parallel",
+            "watchdog",
             "tensorboard",
             "wandb",
         ),
         *("save_every", "keep_last", "validate_every", "validate_batches", "log_every", "sample_every"),
-        *("guard.not_finite", "guard.spike", "guard.spike_steps", "guard.window", "guard.rollbacks", "watchdog"),
+        *(f"guard.{each.name}" for each in fields(GuardOptions)),
     )
 )
 """What may differ when a run is resumed: how long, how often, on what, and how trouble is met, but never what is learnt."""

@@ -305,7 +305,7 @@ class Trainer:
         if self.average is not None:
             self.average.updates = int(facts["ema_updates"])
         self.loader.load_state_dict(facts["loader"])
-        self.guard.load(facts.get("guard"), self.step)
+        self.guard.load(facts.get("guard"), self.step, latest)
         self.tokens, self.clock = int(facts["tokens"]), Clock(float(facts["seconds"]))
         self.logged = (self.tokens, self.clock.seconds)
         return latest

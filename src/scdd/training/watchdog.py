@@ -11,7 +11,6 @@ import contextlib
 import faulthandler
 import json
 import os
-import sys
 import threading
 import time
 import uuid
@@ -163,8 +162,7 @@ class Watchdog:
             told = conclude()
         if not told:
             _say(f"rank {self.world.rank} is {place}, and rank 0, which would name the ranks behind, does not answer")
-        sys.stdout.flush()
-        os._exit(STUCK)
+        os._exit(STUCK)  # flushing might wait for whatever hangs
 
     def _conclude(self) -> bool:
         """Rank 0 waits for answers and names those behind; the others wait for that. Whether it was said."""
@@ -173,6 +171,7 @@ class Watchdog:
         patience = max(1.0, 4 * self.tick)
         until = time.monotonic() + (patience if self.world.is_main else patience + GRACE)
         while not self._store.check(wanted) and time.monotonic() < until:
+            self._heard = time.monotonic()
             time.sleep(self.tick / 4)
         if not self.world.is_main:
             return bool(self._store.check(wanted))
