@@ -209,11 +209,8 @@ def gradients_on_ranks(request: dict[str, Any], rank: int) -> int:
             alone = gradients(recipe, World(), *model)
             for kind in ("ddp", "fsdp"):
                 ranks = replace(here, kind=kind)  # type: ignore[arg-type]
-                for changes in (
-                    ["training.recompute=true"],
-                    ["training.recompute=true", "training.micro_batch_size=2"],
-                ):
-                    close(gradients(recipe, ranks, *model, *changes), alone)
+                pieces = ("training.recompute=true", "training.micro_batch_size=2")
+                close(gradients(recipe, ranks, *model, *pieces), alone)
     return 0
 
 

@@ -13,8 +13,8 @@ from .conftest import Launch, said
 
 
 def stuck(launch: Launch, out: Path, behind: int, how: str) -> None:
-    """A run on two ranks, of which one does not get on; it is over within seconds of the limit, which is one."""
-    start, sets = time.monotonic(), ["training.watchdog=1.0", "training.save_every=50", "training.validate_every=50"]
+    """A run on two ranks, of which one does not get on; it is over within seconds of the limit, which is 1.5."""
+    start, sets = time.monotonic(), ["training.watchdog=1.5", "training.save_every=50", "training.validate_every=50"]
     codes = launch(out, 2, sets, call="hanging", how=how, behind=behind)
     assert STUCK in codes
     assert 0 not in codes
@@ -40,6 +40,7 @@ def test_the_rank_behind_is_named_and_the_run_ends(launch: Launch, tmp_path: Pat
         assert "loader.py" in said(tmp_path, out, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 def test_a_rank_whose_store_is_stopped_ends_as_well(launch: Launch, tmp_path: Path) -> None:
     """Rank 0 keeps the store where no torchrun does."""
