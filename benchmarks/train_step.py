@@ -80,8 +80,11 @@ def network(args: Any, vocab: Vocab) -> Any:
     shape: Any = DECODERS[args.size] if args.network == "llama" else SIZES[args.size]
     if args.depth:
         shape = replace(shape, depth=args.depth)
+    made: Any
     if args.network == "dit":
-        return DiT(shape, vocab)
+        made = DiT(shape, vocab)
+        made.recompute = args.recompute
+        return made
     llama.Block.mlp_impl, llama.Norm.impl = args.mlp, args.norm
     attention.GROUPED[args.device] = args.groups or attention.GROUPED[args.device]
     made = llama.Llama(shape, vocab)
@@ -156,7 +159,7 @@ def main() -> None:
     args.add_argument("--mlp", default="auto", help="llama: impl of ops.swiglu")
     args.add_argument("--norm", default="auto", help="llama: impl of ops.norm")
     args.add_argument("--groups", default="", help="llama: native, fold or repeat, see models.attention.GROUPED")
-    args.add_argument("--recompute", action="store_true", help="llama: compute blocks again in the backward pass")
+    args.add_argument("--recompute", action="store_true", help="compute blocks again in the backward pass")
     args = args.parse_args()
     for name, value in DEFAULTS[args.network].items():
         setattr(args, name, getattr(args, name) or value)

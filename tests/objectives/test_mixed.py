@@ -127,7 +127,7 @@ training: {steps: 2, batch_size: 4}
 """
 
 
-@pytest.mark.parametrize("change", ["objective.ar_share=0.5", "training.grow_attention=2", "training.recompute=true"])
+@pytest.mark.parametrize("change", ["objective.ar_share=0.5", "training.grow_attention=2"])
 def test_a_network_that_cannot_be_told_is_refused(change: str, tmp_path: Path) -> None:
     spec = loads(RECIPE, overrides=[change])
     with pytest.raises(UserError, match=rf"{change.partition('=')[0]} needs a .*network"):

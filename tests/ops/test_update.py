@@ -72,5 +72,17 @@ def test_the_fused_kernel_is_the_reference(with_shadow: bool, offset: int) -> No
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
 
 
+@pytest.mark.parametrize("impl", IMPLS)
+def test_a_scale_that_is_no_number_leaves_everything_as_it_is(impl: str) -> None:
+    own, scale = slots(), torch.tensor(torch.nan, device=DEVICE)
+    own.gradients[0].fill_(torch.inf)
+    own.gradients[1].fill_(torch.nan)
+    before = clone(own)
+    update(own, scale, rates(7), impl)
+    for name in ("weights", "first", "second", "shadow"):
+        for a, b in zip(getattr(own, name), getattr(before, name), strict=True):
+            assert torch.equal(a, b), name
+
+
 def test_nothing_to_do() -> None:
     update(Slots([], [], [], [], []), torch.ones((), device=DEVICE), rates(1))

@@ -20,7 +20,7 @@ def module(value: float = 1.0, dtype: torch.dtype = torch.float32) -> nn.Module:
 
 
 def updated(average: MovingAverage, layer: nn.Module) -> None:
-    average.update(dict(layer.named_parameters()), average.next_share())
+    average.update(dict(layer.named_parameters()), average.next_share(), torch.tensor(True))
 
 
 def test_the_ramp_and_then_the_decay() -> None:

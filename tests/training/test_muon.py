@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
+import pytest
 import torch
 
 from scdd.core import Vocab
 from scdd.models.dit import DiT
 from scdd.models.options import SIZES
-from scdd.training.muon import orthogonal
+from scdd.training.muon import dealt, orthogonal
 from scdd.training.optim import MovingAverage, Optimiser
 from scdd.training.options import OptimiserOptions
+
+from .conftest import Launch, said
 
 
 def test_all_singular_values_come_near_one_and_the_directions_stay() -> None:
@@ -65,3 +69,28 @@ def test_every_matrix_of_a_shape_is_updated_on_its_own() -> None:
     together = orthogonal(x)
     for alone, one in zip(together, x, strict=True):
         torch.testing.assert_close(orthogonal(one[None])[0], alone)
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_divide_the_matrices_and_take_the_step_of_one_process(launch: Launch, tmp_path: Path, ranks: int) -> None:
+    """Replicas bit for bit, shards to rounding, and no rank holds more than its shards and one matrix (`on_ranks`)."""
+    out = tmp_path / "muon"
+    assert launch(out, ranks, call="muon_on_ranks") == [0] * ranks, said(tmp_path, out)
+
+
+def test_matrices_are_dealt_evenly_whatever_their_number() -> None:
+    shapes = {
+        f"{i}.{name}": shape
+        for i in range(5)
+        for name, shape in (("qkv", (48, 16)), ("mlp", (64, 16)), ("out", (16, 16)))
+    }
+    for ranks in (1, 2, 4, 7, 32):
+        owners = dealt(shapes, ranks)
+        assert owners.keys() == shapes.keys()
+        assert len(set(owners.values())) == len(shapes), "one matrix a rank in each round"
+        loads = [
+            sum(shapes[n][0] * shapes[n][1] * 16 for n, (_, who) in owners.items() if who == rank)
+            for rank in range(ranks)
+        ]
+        assert max(loads) - min(loads) <= 64 * 16 * 16, "by no more than the dearest matrix"

@@ -148,16 +148,22 @@ def test_only_the_last_checkpoints_are_kept(launch: Launch, tmp_path: Path) -> N
 
 @pytest.mark.dist
 def test_muon_on_shards_is_muon_on_whole_matrices(launch: Launch, tmp_path: Path) -> None:
-    assert launch(tmp_path / "one", sets=["training.muon=0.02"]) == [0]
-    assert launch(tmp_path / "fsdp", 2, ["training.muon=0.02", "training.parallel=fsdp"]) == [0, 0]
+    """Begun on two ranks, and gone on with on four."""
+    muon, half = ["training.muon=0.02"], "training.steps=12"
+    for sets in ([*muon, half], muon):
+        assert launch(tmp_path / "one", sets=sets) == [0]
+    assert launch(tmp_path / "fsdp", 2, [*muon, half, "training.parallel=fsdp"]) == [0, 0]
+    assert launch(tmp_path / "fsdp", 4, [*muon, "training.parallel=fsdp"]) == [0] * 4
     for mine, theirs in zip(curve(tmp_path / "one"), curve(tmp_path / "fsdp"), strict=True):
         assert mine == pytest.approx(theirs, rel=1e-2)
 
 
-def test_muon_goes_on_with_the_same_bits(launch: Launch, tmp_path: Path) -> None:
-    assert launch(tmp_path / "calm", sets=["training.muon=0.02"]) == [0]
-    assert launch(tmp_path / "killed", sets=["training.muon=0.02"], operation=20) == [-signal.SIGKILL]
-    assert launch(tmp_path / "killed", sets=["training.muon=0.02"]) == [0]
+@pytest.mark.dist
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_muon_goes_on_with_the_same_bits(launch: Launch, tmp_path: Path, ranks: int) -> None:
+    assert launch(tmp_path / "calm", ranks, ["training.muon=0.02"]) == [0] * ranks
+    assert -signal.SIGKILL in launch(tmp_path / "killed", ranks, ["training.muon=0.02"], operation=20)
+    assert launch(tmp_path / "killed", ranks, ["training.muon=0.02"]) == [0] * ranks
     assert "resuming from" in said(tmp_path, tmp_path / "killed")
     assert any(name.endswith(".velocity") for name in weights(tmp_path / "calm"))
     same(tmp_path / "calm", tmp_path / "killed")

@@ -2,7 +2,8 @@
 
 Reads one JSON request a line and answers each with the exit codes of its processes:
 {"argv": […], "ranks": 2, "log": file, "after": seconds to SIGKILL, "operation": n-th file operation to die at,
- "quota": largest size of a file, "signal": [file whose appearance with content is waited for, number], "imports": [modules to import once for all]}.
+ "quota": largest size of a file, "signal": [file whose appearance with content is waited for, number], "imports": [modules to import once for all],
+ "call": a function of on_ranks.py to run in place of the command, which gets the request}.
 """
 
 from __future__ import annotations
@@ -74,7 +75,10 @@ def child(request: dict[str, Any], rank: int, port: int) -> None:
     try:
         from scdd.cli.main import main
 
-        code = main(request["argv"])
+        if "call" in request:  # something of on_ranks.py, before or instead of the command
+            code = getattr(import_module("on_ranks"), request["call"])(request, rank)
+        else:
+            code = main(request["argv"])
     except BaseException:
         traceback.print_exc()
         code = 1

@@ -127,7 +127,7 @@ def require_fit(spec: Recipe, net: Network, minimised: Objective) -> None:
         )
     if training.recompute and not hasattr(net, "recompute"):
         raise UserError(
-            "training.recompute needs a network of kind llama: switch it off, or use a smaller micro_batch_size."
+            "training.recompute needs a network of kind dit or llama: switch it off, or use a smaller micro_batch_size."
         )
     if isinstance(spec.objective, PrismOptions):
         if training.lora is not None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from scdd.core.errors import UserError
 
@@ -20,6 +22,27 @@ GROUPED = {"cuda": "native", "cpu": "fold"}
 """By device, how few heads of keys serve many of queries: by flash attention itself (native), as more queries (fold), or
 by copies of the keys (repeat), which is also what the others do where they cannot."""
 SHORTEST = 1024  # rows of the first table: most runs never grow it, so a compiled graph never sees it change
+
+
+_aten = torch.ops.aten
+_kept = partial(
+    create_selective_checkpoint_contexts,
+    [
+        _aten._scaled_dot_product_flash_attention.default,
+        _aten._scaled_dot_product_efficient_attention.default,
+        _aten._scaled_dot_product_cudnn_attention.default,
+        _aten._scaled_dot_product_flash_attention_for_cpu.default,
+    ],
+)
+
+
+def recomputed(block: nn.Module, *inputs: Any) -> tuple[Tensor, Tensor]:
+    """A block of which only inputs and attention's outputs are kept for the backward pass; the rest is computed again there.
+
+    Attention is not: it is dear for its size, and the compiler takes it for random, besides.
+    """
+    x, delta = checkpoint(block, *inputs, use_reentrant=False, context_fn=_kept)
+    return x, delta
 
 
 def document_mask(documents: Tensor, causal: bool) -> Tensor:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from scdd.core.errors import UserError
 from scdd.core.types import Head, Vocab, padded
-from scdd.models.attention import Cache, Rotary, document_mask
+from scdd.models.attention import Cache, Rotary, document_mask, recomputed
 from scdd.models.blocks import Block, Linear, Norm, TimeEmbedding, parts_of, uniform_
 from scdd.models.network import Network
 from scdd.models.options import DiTConfig
@@ -58,6 +58,9 @@ class DiT(Network):
     `hidden` is a thin eager door in front of `forward`; `models.compiled.compile_network` compiles what is behind it,
     and the caller goes on using `hidden`.
     """
+
+    recompute = False
+    """Keep only blocks' inputs and attention's outputs for the backward pass, and compute the rest once more there."""
 
     def __init__(self, config: DiTConfig, vocab: Vocab, generator: torch.Generator | None = None) -> None:
         super().__init__()
@@ -118,8 +121,12 @@ class DiT(Network):
         mask = None if documents is None else document_mask(documents, self.config.causal)
         x = F.embedding(z_t, self.embedding.weight).to(self.compute_dtype or self.embedding.weight.dtype)
         delta = None
+        again = self.recompute and torch.is_grad_enabled() and cache is None
         for i, block in enumerate(self.blocks):
-            x, delta = block(x, delta, c, rotary, mask, None if cache is None else cache.layers[i])
+            if again:
+                x, delta = recomputed(block, x, delta, c, rotary, mask)
+            else:
+                x, delta = block(x, delta, c, rotary, mask, None if cache is None else cache.layers[i])
         shift, scale = parts_of(self.modulation.exact(c), 2)
         states: Tensor = self.norm(x, delta, shift, scale)[1]
         return states

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from scdd.core.errors import UserError
 from scdd.core.types import Head, Vocab, padded
-from scdd.models.attention import Cache, LayerCache, Rotary, attend, document_mask, rotate
+from scdd.models.attention import Cache, LayerCache, Rotary, attend, document_mask, recomputed, rotate
 from scdd.models.blocks import Linear
 from scdd.models.network import Network
 from scdd.models.options import LlamaConfig
@@ -26,18 +24,6 @@ from scdd.ops.swiglu import swiglu_linear
 DEVIATION = 0.02  # of the weights at the start
 OWN = -1
 """For `lookahead`: as far as the network's own attribute says."""
-
-_aten = torch.ops.aten
-_kept = partial(
-    create_selective_checkpoint_contexts,
-    [
-        _aten._scaled_dot_product_flash_attention.default,
-        _aten._scaled_dot_product_efficient_attention.default,
-        _aten._scaled_dot_product_cudnn_attention.default,
-        _aten._scaled_dot_product_flash_attention_for_cpu.default,
-    ],
-)
-"""What `recompute` does not compute again: attention, dear for its size; the compiler takes it for random, besides."""
 
 
 def normal_(tensor: Tensor, deviation: float, generator: torch.Generator | None) -> None:
@@ -218,7 +204,7 @@ class Llama(Network):
         again = self.recompute and torch.is_grad_enabled() and cache is None
         for i, block in enumerate(self.blocks):
             if again:
-                x, delta = checkpoint(block, x, delta, rotary, causal, mask, use_reentrant=False, context_fn=_kept)
+                x, delta = recomputed(block, x, delta, rotary, causal, mask)
             else:
                 x, delta = block(x, delta, rotary, causal, mask, None if cache is None else cache.layers[i])
         states: Tensor = self.norm(x, delta)[1]

@@ -153,9 +153,10 @@ class Adaptive(AdaptiveTimesOptions, Density):
         self._fresh += torch.stack(((values[:, None] * here).sum(0), here.sum(0)))
 
     def update(self, reduce: Reduce) -> None:
-        """Old squares fade, new ones come in, the same on every rank."""
+        """Old squares fade, new ones come in, the same on every rank; those of a loss that was not finite do not."""
         reduce(self._fresh)
-        self._seen = self.decay * self._seen + self._fresh
+        known = torch.isfinite(self._fresh).all()
+        self._seen = self.decay * self._seen + torch.where(known, self._fresh, 0.0)
         self._fresh = torch.zeros_like(self._fresh)
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -179,7 +180,7 @@ class Adaptive(AdaptiveTimesOptions, Density):
         roots = ((squares + overall) / (draws + 1)).sqrt()
         whole = roots.sum()
         even = torch.full_like(roots, 1 / self.bins)
-        # An infinite loss must not spoil the density for good: the run is about to be stopped for it.
+        # Squares may be too large for a sum, and a density is needed all the same.
         learnt = torch.where((whole > 0) & torch.isfinite(whole), roots / whole, even)
         shares = (1 - self.floor) * learnt + self.floor * even
         return shares, torch.cat((shares.new_zeros(1), shares.cumsum(0)))

@@ -27,6 +27,9 @@ class Sink(ABC):
     def text(self, step: int, name: str, text: str) -> None:
         """A text of the run."""
 
+    def rewind(self, step: int) -> None:  # noqa: B027 (Weights & Biases cannot)
+        """Forget what comes after `step`: the run has gone back there."""
+
     def close(self) -> None:  # noqa: B027
         """Flush and let go."""
 
@@ -43,9 +46,14 @@ class Log:
             sink.numbers(step, values)
 
     def text(self, step: int, name: str, text: str) -> None:
-        """A text of the run: a sample, or a notice."""
+        """A text of the run: a sample, a notice, or an event."""
         for sink in self.sinks:
             sink.text(step, name, text)
+
+    def rewind(self, step: int) -> None:
+        """Forget what comes after `step`: the run has gone back there."""
+        for sink in self.sinks:
+            sink.rewind(step)
 
     def close(self) -> None:
         """Close every sink."""
@@ -58,6 +66,9 @@ class Lines(Sink):
 
     def __init__(self, run: Path, step: int = 0) -> None:
         self._path = run / METRICS
+        self._open(step)
+
+    def _open(self, step: int) -> None:
         before = self._path.read_bytes() if self._path.exists() else b""
         kept = b"".join(line + b"\n" for line, found in _lines(before) if found["step"] <= step)
         if kept != before:
@@ -69,9 +80,14 @@ class Lines(Sink):
         self._write(json.dumps({"step": step, **values}))
 
     def text(self, step: int, name: str, text: str) -> None:
-        """Samples are kept beside the numbers; notices are for people."""
+        """Samples and events are kept beside the numbers; notices are for people."""
         if name != "notice":
             self._write(json.dumps({"step": step, name: text}, ensure_ascii=False))
+
+    def rewind(self, step: int) -> None:
+        """Drop the lines that will be written again."""
+        self._file.close()
+        self._open(step)
 
     def _write(self, line: str) -> None:
         left = memoryview(f"{line}\n".encode(errors="replace"))
@@ -132,7 +148,13 @@ class Terminal(Sink):
 
     def text(self, step: int, name: str, text: str) -> None:
         """Printed above the bar."""
-        self._console.print(text if name == "notice" else f"step {step}  {name}: {text}", markup=False)
+        shown = {"notice": text, "event": f"step {step}: {text}"}.get(name, f"step {step}  {name}: {text}")
+        self._console.print(shown, markup=False)
+
+    def rewind(self, step: int) -> None:
+        """The bar goes back."""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step)
 
     def close(self) -> None:
         """Leave the bar where it is."""
@@ -156,7 +178,7 @@ def describe(values: Values) -> str:
         parts.append(f"valid NELBO {values['valid_nelbo']:.4f} ± {values['valid_error']:.4f}")
         parts.append(f"PPL {values['valid_ppl']:.2f} ± {values['valid_ppl_error']:.2f}")
     if "loss" in values:
-        parts.append(f"train loss {values['loss']:.4f} ± {values['error']:.4f}")
+        parts.append(f"train loss {values['loss']:.4f} ± {values.get('error', math.nan):.4f}")
     if "learning_rate" in values:
         parts.append(f"lr {values['learning_rate']:.2e}")
     if "tokens_per_second" in values:
@@ -181,7 +203,8 @@ class TensorBoard(Sink):
     def __init__(self, run: Path, step: int = 0) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer: Any = SummaryWriter(str(run / "tensorboard"), purge_step=step + 1)
+        self._folder = str(run / "tensorboard")
+        self._writer: Any = SummaryWriter(self._folder, purge_step=step + 1)
 
     def numbers(self, step: int, values: Values) -> None:
         """One curve a number."""
@@ -189,9 +212,14 @@ class TensorBoard(Sink):
             self._writer.add_scalar(name, value, step)
 
     def text(self, step: int, name: str, text: str) -> None:
-        """Samples only."""
+        """Samples and events."""
         if name != "notice":
             self._writer.add_text(name, text, step)
+
+    def rewind(self, step: int) -> None:
+        """Hide what will be written again."""
+        self._writer.close()
+        self._writer = type(self._writer)(self._folder, purge_step=step + 1)
 
     def close(self) -> None:
         """Flush."""
@@ -229,7 +257,7 @@ class Wandb(Sink):
         self._run.log(dict(values), step=step)
 
     def text(self, step: int, name: str, text: str) -> None:
-        """Samples only."""
+        """Samples and events."""
         if name != "notice":
             self._run.log({name: text}, step=step)
 

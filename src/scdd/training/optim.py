@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from scdd.ops.update import Rates, Slots, update
 from scdd.training.muon import Muon
 from scdd.training.options import OptimiserOptions
-from scdd.training.parallel import local
+from scdd.training.parallel import World, local
 
 
 class MovingAverage:
@@ -36,11 +36,13 @@ class MovingAverage:
         return 1 - min(self.decay, (1 + self.updates) / (10 + self.updates))
 
     @torch.no_grad()
-    def update(self, weights: Mapping[str, Tensor], share: float) -> None:
-        """shadow ← shadow + share · (weight − shadow) for some of the weights; shards need no communication."""
-        given = [w if w.dtype == torch.float32 else w.float() for w in local(weights.values())]
+    def update(self, weights: Mapping[str, Tensor], share: float, finite: Tensor) -> None:
+        """shadow ← shadow + share · (weight − shadow) for some of the weights, unless the step was left out; shards need
+        no communication."""
+        shadows = local(self.shadow[name] for name in weights)
+        given = [torch.where(finite, w, s) for w, s in zip(local(weights.values()), shadows, strict=True)]
         if given:
-            torch._foreach_lerp_(local(self.shadow[name] for name in weights), given, share)
+            torch._foreach_lerp_(shadows, given, share)
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
@@ -80,12 +82,14 @@ class Optimiser:
         matrices: Collection[str] = (),
         impl: str = "auto",
         keep_gradients: bool = False,
+        world: World | None = None,
     ) -> None:
-        """`keep_gradients` adds gradients to the same tensors in every step, as passes that are replayed need it."""
+        """`keep_gradients` adds gradients to the same tensors in every step, as passes that are replayed need it;
+        `world` are the ranks among which Muon's work is divided."""
         self.options, self.impl = options, impl
         self.parameters = {name: p for name, p in parameters if p.requires_grad}
         inner = {name: p for name, p in self.parameters.items() if options.muon and name in matrices}
-        self.muon = Muon(inner, options.momentum)
+        self.muon = Muon(inner, options.momentum, world)
         self.outer = [name for name in self.parameters if name not in inner]
         self.first = {name: torch.zeros_like(self.parameters[name]) for name in self.outer}
         self.second = {name: torch.zeros_like(self.parameters[name]) for name in self.outer}
@@ -101,7 +105,8 @@ class Optimiser:
     def update_and_average(self, step: int, average: MovingAverage | None = None) -> Tensor:
         """Update the weights for the time number `step`, from 0 on, then take them into the average.
 
-        Both happen in one pass over memory. Returns the gradient's norm before clipping, on the device.
+        Both happen in one pass over memory. Returns the gradient's norm before clipping, on the device. Where that is not
+        finite, the step is left out: weights, moments and average stay as they are.
         """
         gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
@@ -109,11 +114,13 @@ class Optimiser:
             norm = norm.full_tensor()  # sharded: every rank learns the norm of the whole
         options = self.options
         scale = torch.ones_like(norm) if options.clip is None else (options.clip / (norm + 1e-6)).clamp(max=1.0)
+        finite = torch.isfinite(norm)
+        scale = torch.where(finite, scale, torch.nan)
         rate, share = self.learning_rate_at(step), 0.0 if average is None else average.next_share()
         if options.muon:
             self.muon.step(scale, options.muon * rate / options.learning_rate, options.weight_decay)
             if average is not None:
-                average.update(self.muon.matrices, share)
+                average.update(self.muon.matrices, share, finite)
         rates = Rates(rate, options.betas, options.epsilon, options.weight_decay, step + 1, share)
         update(self._slots(average), scale, rates, self.impl)
         if self.keep_gradients:

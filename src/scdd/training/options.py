@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import Annotated, Literal
+
+from annotated_types import Interval
 
 from scdd.core.errors import OptionError
 from scdd.core.options import Amount, BatchSize, Count, NotNegative, Options, Positive, Share, ShareBelowOne, Text
@@ -79,6 +81,28 @@ class LoraOptions(Options):
         return self.alpha / self.rank
 
 
+@dataclass(frozen=True)
+class GuardOptions(Options):
+    """What happens when a loss or a gradient is not finite, or when the loss leaps.
+
+    A step whose loss or gradient is NaN or infinite is always left out: weights, moments and average stay as they are.
+    Rolling back returns to the last checkpoint and skips the batches from there up to the one at fault.
+    """
+
+    not_finite: Count = 10
+    """So many such steps one after the other roll the run back, since weights that stay the same will not mend; weights
+    that are not finite themselves do so at once."""
+    spike: Positive | None = None
+    """A step's loss is a spike if it is above the median of the last ones by this many times their median absolute
+    deviation; null: spikes are not looked for. Losses of noisy objectives need 10 or more."""
+    spike_steps: Count = 5
+    """So many spikes one after the other roll the run back."""
+    window: Annotated[int, Interval(ge=8, le=10_000)] = 200
+    """Losses over which the median is taken; spikes are looked for once half of them are there."""
+    rollbacks: Amount = 3
+    """How often a run may be rolled back; the next time it stops. 0: it stops at once."""
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class TrainingOptions(OptimiserOptions, BatchOptions):
     """The optimiser and the run. The defaults are the paper's where it names them."""
@@ -94,7 +118,7 @@ class TrainingOptions(OptimiserOptions, BatchOptions):
     over before the next is launched."""
     recompute: bool = False
     """Keep little of the forward pass and compute each block again in the backward pass: a fifth of the memory for a third
-    more time. Needs a network of kind llama."""
+    more time. Needs a network of kind dit or llama."""
     deterministic: bool = False
     """Same bits from run to run, and after resuming, on a GPU as well; slower there. A CPU does so anyway."""
     parallel: Literal["auto", "none", "ddp", "fsdp"] = "auto"
@@ -113,6 +137,12 @@ class TrainingOptions(OptimiserOptions, BatchOptions):
     """Steps between logged samples; null logs none."""
     max_seconds: Positive | None = None
     """Stop and save after this much training time, whatever the step."""
+    guard: GuardOptions = GuardOptions()
+    """What happens when a loss or a gradient is not finite, or when the loss leaps."""
+    watchdog: Positive | None = 480.0
+    """Seconds in which no rank of several gets on before the run names those that are behind and ends with status 75, so that
+    torchrun starts it again; ten times as many for the first step, a validation and a checkpoint. null: none. NCCL gives up
+    on a collective after 600 of its own, without naming a rank."""
     tensorboard: bool = True
     """Write TensorBoard events into the run folder."""
     wandb: Text | None = None
@@ -147,10 +177,12 @@ CHANGEABLE = frozenset(
             "cuda_graphs",
             "recompute",
             "parallel",
+            "watchdog",
             "tensorboard",
             "wandb",
         ),
         *("save_every", "keep_last", "validate_every", "validate_batches", "log_every", "sample_every"),
+        *(f"guard.{each.name}" for each in fields(GuardOptions)),
     )
 )
-"""What may differ when a run is resumed: how long, how often, and on what, but never what is learnt."""
+"""What may differ when a run is resumed: how long, how often, on what, and how trouble is met, but never what is learnt."""

@@ -231,26 +231,3 @@ def local(tensors: Iterable[Tensor]) -> list[Tensor]:
 def whole(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Sharded tensors gathered, on every rank; plain ones as they are."""
     return {name: t.full_tensor() if hasattr(t, "full_tensor") else t for name, t in tensors.items()}
-
-
-def whole_from(share: Tensor, like: Any) -> Tensor:
-    """The whole of a tensor that is sharded as `like` is, from this rank's share of it."""
-    if not hasattr(like, "full_tensor"):
-        return share
-    from torch.distributed.tensor import DTensor
-
-    mesh, placements = like.device_mesh, like.placements
-    sharded = DTensor.from_local(share, mesh, placements, shape=like.shape, stride=like.stride())
-    return sharded.full_tensor()
-
-
-def share_of(tensor: Tensor, like: Any) -> Tensor:
-    """This rank's share, as `like` is sharded and in its dtype, of a tensor that every rank has whole."""
-    tensor = tensor.to(like.dtype)
-    if not hasattr(like, "full_tensor"):
-        return tensor
-    from torch.distributed.tensor import DTensor, Replicate
-
-    mesh = like.device_mesh
-    everywhere = DTensor.from_local(tensor, mesh, [Replicate()] * mesh.ndim, run_check=False)
-    return everywhere.redistribute(placements=like.placements).to_local()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -10,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
-from scdd.core import UserError
 from scdd.core.rng import derive_seed
 from scdd.data.files import make_folder
 from scdd.data.loader import Batch, Loader
 from scdd.objectives.base import BatchSlice, Estimate, RatioMeter
+from scdd.training.guard import Guard
 from scdd.training.log import Lines, Log
 from scdd.training.optim import MovingAverage, Optimiser
 from scdd.training.options import TrainingOptions
@@ -25,6 +25,7 @@ from scdd.training.parallel import Parallel, whole
 from scdd.training.resume import Checkpoints, size_of
 from scdd.training.signals import Signals
 from scdd.training.verify import sound_checkpoint
+from scdd.training.watchdog import Watchdog
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class Trainer:
         self.world, self.module, self.objective = parallel.world, parallel.module, parallel.module.objective
         parameters = self.module.named_parameters()
         matrices = self.module.hidden_matrices()
-        self.optimiser = Optimiser(parameters, options, matrices, keep_gradients=parallel.replayed)
+        self.optimiser = Optimiser(parameters, options, matrices, keep_gradients=parallel.replayed, world=self.world)
         self.average = MovingAverage(self.module, options.ema) if options.ema > 0 else None
         self.validation = validation
         self.sampler: Callable[[], list[str]] | None = None  # texts to be logged now and then
@@ -84,20 +85,26 @@ class Trainer:
         device = self.world.device
         self.meter = RatioMeter(device)  # of the losses since the last report
         self.norm = torch.zeros((), device=device)  # of the last gradient
-        self.bad = torch.full((), -1, dtype=torch.int64, device=device)  # first step that was not finite
-        self._logged = (0, 0.0)  # tokens and seconds at the last report
+        self.guard = Guard(options.guard, device, options.log_every)
+        self.at = (0, "data")  # step and phase, for the watchdog
+        self.logged = (0, 0.0)  # tokens and seconds at the last report
 
     # -- the loop ---------------------------------------------------------------------------------------------
 
     def run(self) -> Outcome:
         """Train to the last step, the last second, or a signal; always leaves a checkpoint of where it stopped."""
         reason = "finished"
-        with Signals() as signals, self._logging():
+        self.at = (self.step, "data")
+        watchdog = Watchdog(self.world, self.options.watchdog, lambda: self.at)
+        with Signals() as signals, self._logging(), watchdog:
             self.clock.start()
             batches = iter(self.loader)
             while self.step < self.options.steps and reason == "finished":
+                self.at = (self.step, "data")
                 self.advance(next(batches))
-                self._occasions()
+                if self._occasions():
+                    batches = iter(self.loader)  # rolled back: other data
+                self.at = (self.step, "agree")
                 limit = self.options.max_seconds
                 late, told = self.world.any(
                     limit is not None and self.clock.seconds >= limit, signals.received is not None
@@ -107,6 +114,7 @@ class Trainer:
                 elif told:
                     reason = signals.received.name if signals.received else "a signal"
             self.clock.stop()
+            self.at = (self.step, "checkpoint")
             if reason == "out of time" and self.validation is not None:
                 self._validate()  # where the budget ended is what people compare; a signal may leave no time for it
             self.save()
@@ -129,38 +137,51 @@ class Trainer:
     def advance(self, batch: Batch) -> None:
         """One step on this rank's rows of the global batch: forward, backward, update, average."""
         count, total = batch.tokens.shape[0], self.options.batch_size
-        whole_slice = BatchSlice(self.seed, self.step, self.world.rank * count, count, total)
-        finite = torch.ones((), dtype=torch.bool, device=self.world.device)
+        number = self.step + self.guard.skipped
+        whole_slice = BatchSlice(self.seed, number, self.world.rank * count, count, total)
+        sums, mean = self.meter.sums.clone(), torch.zeros((), dtype=torch.float64, device=self.world.device)
         for rows, part in whole_slice.micro_batches(self.options.micro_batch_size):
             documents = None if batch.documents is None else batch.documents[rows]
             learnt = None if batch.learnt is None else batch.learnt.rows(rows)
             with self.parallel.sending_gradients(last=rows.stop == count):
+                self.at = (self.step, "forward")
                 loss = self.parallel.forward(batch.tokens[rows], documents, learnt, part)
-                loss.total.backward()  # type: ignore[no-untyped-call]
+                self.at = (self.step, "backward")
+                # A loss that is not finite makes every gradient so, on all ranks, and the optimiser leaves the step out.
+                value = loss.total.detach()
+                loss.total.backward(torch.where(torch.isfinite(value), torch.ones_like(value), torch.nan))  # type: ignore[no-untyped-call]
             self.meter.add(loss.nats, loss.tokens)
-            finite = finite & torch.isfinite(loss.total.detach())
+            mean += value
+        self.at = (self.step, "reduce")
         self.norm = self.optimiser.update_and_average(self.step, self.average)
         self.objective.end_step(self.world.reduce)
         # Kept on the device and read when something is read anyway: the step itself never waits.
-        finite = finite & torch.isfinite(self.norm)
-        self.bad = torch.where((self.bad < 0) & ~finite, self.step, self.bad)
+        self.meter.sums = torch.where(torch.isfinite(self.norm), self.meter.sums, sums)
+        self.guard.noted[:, self.step % self.guard.every] = torch.stack((mean, self.norm.double()))
         self.step += 1
         self.tokens += batch.tokens.shape[1] * total
 
-    def _occasions(self) -> None:
-        """What is due after this step."""
-        due = self.options
-        if self.step % due.log_every == 0 or self.step == due.steps:
+    def _occasions(self) -> bool:
+        """What is due after this step; whether the run was rolled back instead."""
+        due, last = self.options, self.step == self.options.steps
+        saves = self.step % due.save_every == 0 and not last
+        reports = self.step % due.log_every == 0 or last
+        self.at = (self.step, "report")
+        if (reports or saves or self.step % self.guard.every == 0) and self.guard.look(self):
+            return True
+        if reports:
             self._report()
-        if self.validation is not None and (self.step % due.validate_every == 0 or self.step == due.steps):
-            self._paused(self._validate)
+        if self.validation is not None and (self.step % due.validate_every == 0 or last):
+            self._paused(self._validate, "validate")
         if due.sample_every and self.sampler is not None and self.step % due.sample_every == 0:
-            self._paused(self._sample)
-        if self.step % due.save_every == 0 and self.step < due.steps:
-            self._paused(self.save)
+            self._paused(self._sample, "sample")
+        if saves and not self.guard.in_doubt:
+            self._paused(self.save, "checkpoint")
+        return False
 
-    def _paused(self, work: Callable[[], object]) -> None:
+    def _paused(self, work: Callable[[], object], phase: str) -> None:
         """Time spent on `work` is not training time."""
+        self.at = (self.step, phase)
         if self.world.device.type == "cuda":
             torch.cuda.synchronize(self.world.device)
         self.clock.stop()
@@ -170,11 +191,10 @@ class Trainer:
     # -- reporting --------------------------------------------------------------------------------------------
 
     def _report(self) -> None:
-        self.require_finite()
         self.world.reduce(self.meter.sums)
         loss, self.meter = self.meter.estimate(), RatioMeter(self.world.device)
-        seconds, (tokens, before) = self.clock.seconds, self._logged
-        self._logged = (self.tokens, seconds)
+        seconds, (tokens, before) = self.clock.seconds, self.logged
+        self.logged = (self.tokens, seconds)
         rate = (self.tokens - tokens) / max(seconds - before, 1e-9)
         left = (self.options.steps - self.step) * self.tokens / self.step / rate
         if self.options.max_seconds is not None:
@@ -192,7 +212,8 @@ class Trainer:
         }
         if self.world.device.type == "cuda":
             values["memory"] = torch.cuda.max_memory_allocated(self.world.device)
-        self.log.numbers(self.step, values)
+        # Of steps that were left out, or of none that was not, there is nothing to report.
+        self.log.numbers(self.step, {name: value for name, value in values.items() if math.isfinite(value)})
 
     def _validate(self) -> None:
         assert self.validation is not None
@@ -215,24 +236,6 @@ class Trainer:
         """`work` done with the averaged weights, the ones that are published."""
         with self.average.swapped_in() if self.average is not None else nullcontext():
             return work()
-
-    def require_finite(self) -> None:
-        """Stop, and say where, if any loss or gradient so far was NaN or infinite. Waits for the device."""
-        step = int(self.bad)
-        if step < 0:
-            return
-        first = step * self.options.batch_size
-        blocks = self.loader.samples(first, first + self.options.batch_size)
-        file = self.checkpoints.run / f"not-finite-step-{step}.safetensors"
-        if self.world.is_main:
-            tokens, _ = self.loader.blocks.take(blocks)
-            save_file({"tokens": torch.from_numpy(tokens), "blocks": torch.from_numpy(blocks)}, file)
-        last = self.checkpoints.latest()
-        raise UserError(
-            f"the loss or its gradient was NaN or infinite at step {step + 1} (its batch is in {file}; the last good "
-            f"checkpoint is {last or 'none'}): lower learning_rate, or compute in float32.",
-            "learning_rate",
-        )
 
     # -- going on later ---------------------------------------------------------------------------------------
 
@@ -258,7 +261,8 @@ class Trainer:
 
     def save(self) -> None:
         """A checkpoint of this step, unless it is there already; never one of weights that are not finite."""
-        self.require_finite()
+        if self.guard.look(self):
+            return  # rolled back to one that is there
         latest = self.checkpoints.latest()
         if latest is not None and latest.name == f"step-{self.step:08d}":
             return
@@ -269,7 +273,11 @@ class Trainer:
             "step": self.step,
             "tokens": self.tokens,
             "seconds": self.clock.seconds,
-            "loader": {**self.loader.state_dict(), "cursor": self.step * self.options.batch_size},
+            "loader": {
+                **self.loader.state_dict(),
+                "cursor": (self.step + self.guard.skipped) * self.options.batch_size,
+            },
+            "guard": self.guard.state(),
             "ema_updates": self.average.updates if self.average is not None else 0,
         }
         path = self.checkpoints.save(self.step, self.published(), self.state(), facts)
@@ -297,6 +305,7 @@ class Trainer:
         if self.average is not None:
             self.average.updates = int(facts["ema_updates"])
         self.loader.load_state_dict(facts["loader"])
+        self.guard.load(facts.get("guard"), self.step, latest)
         self.tokens, self.clock = int(facts["tokens"]), Clock(float(facts["seconds"]))
-        self._logged = (self.tokens, self.clock.seconds)
+        self.logged = (self.tokens, self.clock.seconds)
         return latest

@@ -42,7 +42,10 @@ class Rates:
 
 @torch.no_grad()
 def update(slots: Slots, scale: Tensor, rates: Rates, impl: str = "auto") -> None:
-    """Everything in place; the gradients are multiplied by `scale`, one number on their device, and then worthless."""
+    """Everything in place; the gradients are multiplied by `scale`, one number on their device, and then worthless.
+
+    A scale that is no number leaves everything but the gradients as it is, and nobody waits to learn so.
+    """
     if not slots.weights:
         return
     plain = all(t.dtype == torch.float32 and t.is_contiguous() for group in slots for t in group)

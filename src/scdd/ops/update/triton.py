@@ -78,13 +78,14 @@ def _update(
     if HAS_SHADOW:
         shadow = _tensor(entry + 4 * tensors, ALIGNED)
     scale = tl.load(scale_).to(tl.float32)
-    # Whole chunks go without a mask, which would keep loads narrow.
-    if start + BLOCK <= size:
-        _chunk(weights, gradients, first, second, shadow, start, size, scale, keep, step, spread, beta1_rest, beta2,
-               beta2_rest, epsilon, pull, HAS_SHADOW, BLOCK, False)  # fmt: skip
-    else:
-        _chunk(weights, gradients, first, second, shadow, start, size, scale, keep, step, spread, beta1_rest, beta2,
-               beta2_rest, epsilon, pull, HAS_SHADOW, BLOCK, True)  # fmt: skip
+    if scale == scale:  # no number: the step is left out
+        # Whole chunks go without a mask, which would keep loads narrow.
+        if start + BLOCK <= size:
+            _chunk(weights, gradients, first, second, shadow, start, size, scale, keep, step, spread, beta1_rest, beta2,
+                   beta2_rest, epsilon, pull, HAS_SHADOW, BLOCK, False)  # fmt: skip
+        else:
+            _chunk(weights, gradients, first, second, shadow, start, size, scale, keep, step, spread, beta1_rest, beta2,
+                   beta2_rest, epsilon, pull, HAS_SHADOW, BLOCK, True)  # fmt: skip
 
 
 @triton.jit
