@@ -156,7 +156,7 @@ def test_muon_on_shards_is_muon_on_whole_matrices(launch: Launch, tmp_path: Path
 
 def test_muon_goes_on_with_the_same_bits(launch: Launch, tmp_path: Path) -> None:
     assert launch(tmp_path / "calm", sets=["training.muon=0.02"]) == [0]
-    assert launch(tmp_path / "killed", sets=["training.muon=0.02"], operation=20) == [-signal.SIGKILL]
+    assert launch(tmp_path / "killed", sets=["training.muon=0.02"], operation=26) == [-signal.SIGKILL]
     assert launch(tmp_path / "killed", sets=["training.muon=0.02"]) == [0]
     assert "resuming from" in said(tmp_path, tmp_path / "killed")
     assert any(name.endswith(".velocity") for name in weights(tmp_path / "calm"))

@@ -21,7 +21,6 @@ from typing import Any
 PRELOADED = (
     "rich.progress",
     "torch._dynamo",
-    "torch.distributed.checkpoint.hf_storage",
     "torch.distributed.fsdp",
     "scdd.assemble.training",
     "scdd.cli.train",
@@ -34,7 +33,7 @@ def die_at(operation: int) -> None:
     import safetensors.torch
 
     import scdd.bundle.folder
-    import scdd.training.resume
+    from scdd.bundle import stream
 
     left = operation
 
@@ -43,15 +42,16 @@ def die_at(operation: int) -> None:
             nonlocal left
             left -= 1
             if left == 0:
-                if work is safetensors.torch.save_file:  # half a file on the disk
+                if work in files:  # half a file on the disk
                     work(*args, **kwargs)
-                    os.truncate(args[1], os.path.getsize(args[1]) // 2)
+                    os.truncate(args[files[work]], os.path.getsize(args[files[work]]) // 2)
                 os.kill(os.getpid(), signal.SIGKILL)
             return work(*args, **kwargs)
 
         return wrapped
 
-    scdd.bundle.folder.save_file = scdd.training.resume.save_file = deadly(safetensors.torch.save_file)
+    files = {safetensors.torch.save_file: 1, stream.write: 0}  # which argument is the file
+    scdd.bundle.folder.save_file, stream.write = deadly(safetensors.torch.save_file), deadly(stream.write)  # type: ignore[assignment]
     os.fsync, os.rename, os.replace = deadly(os.fsync), deadly(os.rename), deadly(os.replace)
 
 

@@ -97,7 +97,9 @@ def _leaves(tree: Any, path: str = "") -> dict[str, Any]:
 
 def _run(spec: Recipe, out: Path, network: OwnNetwork | None, device: str | None, progress: bool) -> Outcome:
     """Train to the end, in this process or as one of torchrun's."""
-    with same_bits(spec.training.deterministic), world(spec.training.parallel, device) as here, _alone(out, here):
+    how = spec.training
+    ranks = world(how.parallel, device, how.timeout, how.shard_ranks)
+    with same_bits(how.deterministic), ranks as here, _alone(out, here):
         log, earlier = Log(), _require_same_recipe(spec, out)
         here.wait()  # until all have read it: rank 0 writes it anew
         try:
@@ -106,7 +108,7 @@ def _run(spec: Recipe, out: Path, network: OwnNetwork | None, device: str | None
             resumed = trainer.resume()
             _require_ahead(spec, out, trainer.step)
             if here.is_main:
-                if spec.training.sample_every and here.kind != "fsdp":
+                if spec.training.sample_every and not here.is_sharded:
                     trainer.sampler = _sampler(spec, data, trainer)
                 trainer.log = log = _log(spec, out, trainer.step, progress)
                 write_atomically(out / "recipe.yaml", dumps(spec).encode())  # nothing is refused from here on
@@ -155,6 +157,7 @@ def _data(spec: Recipe, out: Path, here: World) -> build.Corpus:
     here.wait()
     if not here.is_main:
         data = build.corpus(spec, _text(files[0]), chat_template=_text(files[1]))
+    here.wait()  # patiently; the network's first exchange would not be
     return data
 
 
