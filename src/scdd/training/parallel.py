@@ -19,6 +19,7 @@ from scdd.core.types import Learnt
 from scdd.models.compiled import compile_network
 from scdd.models.network import Network
 from scdd.objectives.base import BatchSlice, Loss, Objective
+from scdd.training.meeting import meet
 
 Kind = Literal["none", "ddp", "fsdp", "hsdp"]
 PATIENCE = timedelta(
@@ -123,7 +124,9 @@ def world(
             "shard_ranks",
         )
     limit = timedelta(seconds=timeout)
-    dist.init_process_group("nccl" if place.type == "cuda" else "gloo", timeout=limit)
+    store, rank, size = meet(limit)
+    backend = "nccl" if place.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
     try:
         groups = (dist.new_group(backend="gloo", timeout=each) for each in (limit, PATIENCE, PATIENCE))
         control, patient, writing = groups
