@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
+from contextlib import ExitStack
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import torch
 
-from .conftest import Launch, curve, said
+from scdd.core import UserError
+from scdd.data.files import locked
+from scdd.lm.training import train
+from scdd.training.meeting import _agreed
+
+from .conftest import Launch, curve, said, weights
 
 pytestmark = pytest.mark.dist
 SETS = ["training.steps=12", "training.save_every=4", "training.validate_every=12", "training.log_every=2"]
@@ -25,12 +35,73 @@ def calm(launch: Launch, tmp_path: Path) -> Path:
 
 
 def test_two_nodes_of_which_one_loses_a_rank_go_on_by_themselves(launch: Launch, tmp_path: Path, calm: Path) -> None:
+    """Two of torchrun's agents with two ranks each; a copy of the model is shared by the ranks of each."""
     out = tmp_path / "killed"
-    began = time.monotonic()
-    sets = [*SETS, "training.parallel=hsdp"]
-    codes = launch(out, 4, sets, nodes=2, hook=["hooks:die_in_step", 2, 9])
-    print(time.monotonic() - began)
+    codes = launch(out, 4, [*SETS, "training.parallel=hsdp"], nodes=2, hook=["hooks:die_in_step", 2, 9])
     assert codes == [0, 0], said(tmp_path, out)
+    assert "on 4 × cpu (hsdp)" in said(tmp_path, out)
     assert said(tmp_path, out).count("resuming from") == 1
-    assert "step-00000008" in said(tmp_path, out)
+    assert f"resuming from {out / 'checkpoints' / 'step-00000008'}" in said(tmp_path, out)
     alike(calm, out)
+
+
+def test_four_ranks_then_two_then_one_are_as_one_all_along(launch: Launch, tmp_path: Path, calm: Path) -> None:
+    """Each number of ranks ends with one of them killed; gradients are accumulated over pieces of different sizes."""
+    out = tmp_path / "fewer"
+    for ranks, rows, step in ((4, 1, 5), (2, 2, 9)):
+        sets = [*SETS, "training.parallel=fsdp", f"training.micro_batch_size={rows}"]
+        assert launch(out, ranks, sets, hook=["hooks:die_in_step", 1, step]).count(-signal.SIGKILL) >= 1
+    assert launch(out, sets=[*SETS, "training.parallel=fsdp"]) == [0], said(tmp_path, out)
+    for step in (4, 8):
+        assert f"resuming from {out / 'checkpoints' / f'step-{step:08d}'}" in said(tmp_path, out)
+    alike(calm, out)
+    one, other = weights(calm), weights(out)
+    assert one.keys() == other.keys()
+    for name in one:
+        torch.testing.assert_close(other[name], one[name], atol=2e-4, rtol=2e-3, msg=name)
+
+
+def test_a_rank_that_does_not_answer_ends_the_run_in_time(launch: Launch, tmp_path: Path) -> None:
+    """It is alive and says nothing: no connection is closed."""
+    out, began = tmp_path / "silent", time.monotonic()
+    codes = launch(out, 2, [*SETS, "training.timeout=3"], hook=["hooks:sleep_in_step", 1, 2])
+    assert time.monotonic() - began < 60
+    assert codes[0] == 1
+    assert "imed out" in said(tmp_path, out)
+
+
+def test_a_restarted_run_waits_for_the_one_before_to_let_go(
+    recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    out.mkdir()
+    with ExitStack() as held:
+        held.enter_context(locked(out))
+        with pytest.raises(UserError, match="in use by another process"):
+            train(recipe_file, out, overrides=["training.steps=1"], progress=False)
+        monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+        threading.Timer(0.5, held.close).start()
+        train(recipe_file, out, overrides=["training.steps=1"], progress=False)
+
+
+def test_ranks_meet_in_spite_of_what_earlier_starts_left(tmp_path: Path) -> None:
+    """The store is full of an earlier start's keys, which name ranks that are gone."""
+    store = torch.distributed.HashStore()
+    limit = timedelta(seconds=20)
+    names = []
+    for size in (3, 3, 2):
+        found: dict[int, str] = {}
+
+        def come(rank: int, size: int = size, found: dict[int, str] = found) -> None:
+            found[rank] = _agreed(store, rank, size, limit)
+
+        ranks = [threading.Thread(target=come, args=(rank,)) for rank in reversed(range(size))]
+        for each in ranks:
+            each.start()
+            time.sleep(0.03)  # rank 0 comes last, and the others find the meeting of the start before
+        for each in ranks:
+            each.join(20)
+        assert len(found) == size
+        assert len(set(found.values())) == 1
+        names.append(found[0])
+    assert len(set(names)) == 3

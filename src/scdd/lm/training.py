@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,6 +28,7 @@ from scdd.training.parallel import World, world
 from scdd.training.trainer import Outcome, Trainer
 
 CHAT_TEMPLATE = "chat_template.jinja"  # of the run, beside its tokenizer
+ENDING = 60.0  # seconds in which ranks whose peers are gone end, or torchrun ends them
 SAMPLES = 2  # texts logged every training.sample_every steps
 
 
@@ -132,7 +135,7 @@ def _alone(out: Path, here: World) -> Iterator[None]:
         def enter() -> None:
             nonlocal fresh
             make_folder(out)
-            held.enter_context(locked(out))
+            _lock(out, held)
             fresh = not (out / "tokenizer.json").exists()
 
         here.on_main(enter)
@@ -142,6 +145,17 @@ def _alone(out: Path, here: World) -> Iterator[None]:
             if fresh:
                 _forget(out, missing)
             raise
+
+
+def _lock(out: Path, held: ExitStack) -> None:
+    """Take the folder. Where torchrun restarts runs, a rank of the one before may need a moment to hear that it has ended."""
+    deadline = time.monotonic() + (ENDING if int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) else 0)
+    while time.monotonic() < deadline:
+        with suppress(UserError):
+            held.enter_context(locked(out))
+            return
+        time.sleep(0.1)
+    held.enter_context(locked(out))
 
 
 def _data(spec: Recipe, out: Path, here: World) -> build.Corpus:

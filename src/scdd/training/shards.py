@@ -7,7 +7,7 @@ that torch.distributed.checkpoint uses: that module reads our files, and we read
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from torch import Tensor
 from scdd.bundle import stream
 
 PLACES, OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
+AT_ONCE = 1 << 20  # numbers of a file that are read at a time
 Box = tuple[tuple[int, ...], tuple[int, ...]]  # where a piece begins in the whole tensor, and its shape
 
 
@@ -55,13 +56,18 @@ def piece(tensor: Any) -> Piece:
 def own_pieces(tensors: Mapping[str, Any], is_main: bool) -> dict[str, Piece]:
     """What this rank writes, so that each part of each tensor is written once.
 
-    A tensor that every rank has is rank 0's to write. Of shards of which there are copies (HSDP), the copies take turns.
+    A tensor that every rank has is rank 0's to write. Copies of shards (HSDP) share the work: the next tensor is for the
+    copy that has least so far, which all ranks reckon alike.
     """
     mine: dict[str, Piece] = {}
-    for number, (name, tensor) in enumerate(tensors.items()):
+    given: dict[int, list[int]] = {}  # bytes by copy, where there are so many copies
+    for name, tensor in tensors.items():
         own = piece(tensor)
         copy, copies = _copy(tensor) if is_sharded(tensor) else (int(not is_main), 1)
-        if own.tensor.numel() and copy == number % copies:
+        shares = given.setdefault(copies, [0] * copies)
+        turn = shares.index(min(shares))
+        shares[turn] += tensor.numel() * tensor.element_size()
+        if own.tensor.numel() and copy == turn:
             mine[name] = own
     return mine
 
@@ -138,21 +144,29 @@ class Stored:
         found: Tensor | None = None
         held = 0
         for part in self._parts[name]:
-            low = [max(a, b) for a, b in zip(begin, part.offset, strict=True)]
-            high = [min(a + n, b + m) for a, n, b, m in zip(begin, shape, part.offset, part.shape, strict=True)]
-            if any(a >= b for a, b in zip(low, high, strict=True)):
-                continue
-            inside = tuple(slice(a - o, b - o) for a, b, o in zip(low, high, part.offset, strict=True))
-            values = part.file.get_slice(name)[inside]
-            held += values.numel()
-            if tuple(values.shape) == tuple(shape):
-                found = values
-                continue
-            found = torch.empty(shape, dtype=values.dtype) if found is None else found
-            found[tuple(slice(a - o, b - o) for a, b, o in zip(low, high, begin, strict=True))] = values
+            for low, high in _shared(part, begin, shape):
+                values = part.file.get_slice(name)[_within(low, high, part.offset)]
+                found = torch.empty(shape, dtype=values.dtype) if found is None else found
+                found[_within(low, high, begin)] = values
+                held += values.numel()
         if found is None or held != torch.Size(shape).numel():
             raise ValueError(f"{name} is not all there")
         return found
+
+
+def _shared(part: _Part, begin: Sequence[int], shape: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
+    """What a part and a box have in common, (first, end) on each axis: a few rows at a time, for the sake of memory."""
+    low = [max(a, b) for a, b in zip(begin, part.offset, strict=True)]
+    high = [min(a + n, b + m) for a, n, b, m in zip(begin, shape, part.offset, part.shape, strict=True)]
+    if any(a >= b for a, b in zip(low, high, strict=True)):
+        return
+    rows = max(1, AT_ONCE // torch.Size(part.shape[1:]).numel())
+    for first in range(low[0], high[0], rows):
+        yield [first, *low[1:]], [min(first + rows, high[0]), *high[1:]]
+
+
+def _within(low: Sequence[int], high: Sequence[int], origin: Sequence[int]) -> tuple[slice, ...]:
+    return tuple(slice(a - o, b - o) for a, b, o in zip(low, high, origin, strict=True))
 
 
 @contextmanager
