@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
@@ -105,3 +110,74 @@ def test_ranks_meet_in_spite_of_what_earlier_starts_left(tmp_path: Path) -> None
         assert len(set(found.values())) == 1
         names.append(found[0])
     assert len(set(names)) == 3
+
+
+# -- torchrun itself --------------------------------------------------------------------------------------------------
+
+
+def torchrun(recipe: Path, out: Path, port: int, nodes: str, log: Path) -> subprocess.Popen[bytes]:
+    """One node's agent, with two ranks."""
+    rendezvous = "last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=3"
+    command = [*(sys.executable, "-m", "torch.distributed.run"), f"--nnodes={nodes}", "--nproc-per-node=2"]
+    command += ["--max-restarts=3", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=run"]
+    command += [f"--rdzv-conf={rendezvous}", "--local-addr=127.0.0.1", "--monitor-interval=0.2"]
+    command += ["-m", "scdd", "train", str(recipe), "--out", str(out), "--device", "cpu"]
+    command += [part for each in (*SETS, *LONG) for part in ("--set", each)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    if ":" in nodes:  # without it, torchrun 2.13 waits in vain for a node that comes later
+        environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    with log.open("wb") as file:
+        return subprocess.Popen(command, stdout=file, stderr=file, env=environment)
+
+
+def children(pid: int) -> list[int]:
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def until(there: Callable[[], object], seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not there():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+LONG = ["training.steps=200", "training.save_every=20", "training.validate_every=200", "training.parallel=fsdp"]
+LONG += ["training.learning_rate=1e-3"]  # in so many steps a larger one makes roundings visible
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", ["rank", "node"])
+def test_torchrun_goes_on_without_a_rank_or_a_node(
+    launch: Launch, recipe_file: Path, tmp_path: Path, lost: str
+) -> None:
+    """kill -9 at whatever moment it is: one rank, which is started anew, or all of a node, without which the other goes on."""
+    assert launch(tmp_path / "calm", sets=[*SETS, *LONG]) == [0]
+    out = tmp_path / "killed"
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    nodes, logs = "2" if lost == "rank" else "1:2", [tmp_path / f"agent{node}" for node in range(2)]
+    agents = [torchrun(recipe_file, out, port, nodes, logs[0])]
+    try:
+        time.sleep(1)  # the first one has the store of the rendezvous, and is not lost
+        agents.append(torchrun(recipe_file, out, port, nodes, logs[1]))
+        until(lambda: any((out / "checkpoints").glob("step-00000020")))
+        until(lambda: "on 4 × cpu" in logs[0].read_text() + logs[1].read_text())
+        ranks = children(agents[1].pid)
+        if lost == "node":
+            agents[1].kill()
+        for pid in ranks if lost == "node" else ranks[:1]:
+            os.kill(pid, signal.SIGKILL)
+        for agent in agents if lost == "rank" else agents[:1]:
+            assert agent.wait(240) == 0, logs[0].read_text()[-3000:]
+    finally:
+        for agent in agents:
+            for pid in (*children(agent.pid), agent.pid) if agent.poll() is None else ():
+                os.kill(pid, signal.SIGKILL)
+            agent.wait()
+    told = "".join(log.read_text() for log in logs)
+    assert "on 4 × cpu (fsdp)" in told
+    assert "resuming from" in told
+    assert ("on 2 × cpu (fsdp)" in told) == (lost == "node")
+    end, same = curve(out)[-1], curve(tmp_path / "calm")[-1]
+    assert end == pytest.approx(same, rel=1e-3)

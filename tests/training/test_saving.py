@@ -193,6 +193,37 @@ def test_a_disk_that_fills_up_meanwhile_ends_the_run_soon(
     assert list(trainer.checkpoints.folder.iterdir()) == []
 
 
+def test_shards_of_another_network_are_refused_by_name(make: Callable[..., Trainer]) -> None:
+    trainer = make("run")
+    steps(trainer, 1)
+    trainer.save()
+    trainer.checkpoints.wait()
+    latest = trainer.checkpoints.latest()
+    assert latest is not None
+    state, tensors = latest / "resume" / "state.safetensors", trainer.state()
+    pieces = own_pieces(load_file(state), is_main=True)
+    state.unlink()
+    names = sorted(pieces)
+    for number, some in enumerate((names[::2], names[1::2])):
+        write_pieces(state.with_name(f"{number}.safetensors"), {name: pieces[name] for name in some}, placed=True)
+    expected = {name: each.clone() for name, each in tensors.items()}
+    for each in tensors.values():
+        each.detach().zero_()
+    trainer.checkpoints.load(latest, tensors)
+    assert all(torch.equal(each, expected[name]) for name, each in tensors.items())
+    for change, name in (({"model.more": torch.zeros(2)}, "model.more"), ({"ema.more": torch.zeros(2)}, "ema.more")):
+        with pytest.raises(
+            UserError, match=rf"is of another network \({name} is in one of the two alone\): resume with"
+        ):
+            trainer.checkpoints.load(latest, {**tensors, **change})
+    fewer = {name: each for name, each in tensors.items() if name != "model.network.output.weight"}
+    with pytest.raises(UserError, match=r"another network \(model\.network\.output\.weight is in one"):
+        trainer.checkpoints.load(latest, fewer)
+    wider = {**tensors, "model.network.output.weight": torch.zeros(3, 3)}
+    with pytest.raises(UserError, match=r"output\.weight has shape \(.*, the network \(3, 3\): resume with the recipe"):
+        trainer.checkpoints.load(latest, wider)
+
+
 # -- memory -----------------------------------------------------------------------------------------------------------
 
 
