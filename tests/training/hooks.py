@@ -83,3 +83,42 @@ def count_memory(file: str) -> None:
 
     resume.Checkpoints.save = counted_save  # type: ignore[method-assign, assignment]
     stream.write = counted_write
+
+
+def watch_memory(file: str) -> None:
+    """Note by how much this process's own memory grows while its first checkpoint is saved; files that are mapped do not count."""
+    import ctypes
+    import json
+    import threading
+
+    from scdd.training import resume
+    from scdd.training.shards import piece
+
+    save, rank = resume.Checkpoints.save, os.environ.get("RANK", "0")
+
+    def resident() -> int:
+        with open("/proc/self/status", encoding="utf-8") as status:
+            line = next(line for line in status if line.startswith("RssAnon"))
+        return int(line.split()[1]) * 1024
+
+    def watched(self: Any, step: int, tensors: Any, *more: Any) -> None:
+        shard = sum(piece(each).tensor.nbytes for each in tensors.values())
+        largest = max(each.numel() * each.element_size() for each in tensors.values())
+        ctypes.CDLL(None).malloc_trim(0)  # what was freed goes back, or it would be used again without being seen
+        before, seen, done = resident(), [0], threading.Event()
+
+        def look() -> None:
+            while not done.wait(0.001):
+                seen.append(resident())
+
+        watcher = threading.Thread(target=look)
+        watcher.start()
+        save(self, step, tensors, *more)
+        self.wait()
+        done.set()
+        watcher.join()
+        with open(f"{file}.{rank}", "w", encoding="utf-8") as out:
+            json.dump({"most": max(seen) - before, "shard": shard, "largest": largest}, out)
+        resume.Checkpoints.save = save  # type: ignore[method-assign]
+
+    resume.Checkpoints.save = watched  # type: ignore[method-assign, assignment]

@@ -244,3 +244,17 @@ def test_saving_takes_a_copy_of_the_shard_and_one_tensor(launch: Launch, tmp_pat
         for name in whole.names:
             parts = sum(each[name].numel() for each in files if name in each)
             assert parts == torch.Size(whole.shape(name)).numel(), f"{name} is written once"
+
+
+@pytest.mark.slow
+@pytest.mark.dist
+def test_a_network_of_200_mb_is_saved_in_little_more_than_a_shard(launch: Launch, tmp_path: Path) -> None:
+    out, counts = tmp_path / "run", tmp_path / "counts"
+    sets = ["training.steps=1", "training.parallel=fsdp", "training.validate_batches=1", "training.batch_size=4"]
+    sets.append("model={kind: dit, size: custom, depth: 8, width: 704, heads: 8, cond_width: 64}")
+    assert launch(out, 4, sets, hook=["hooks:watch_memory", str(counts)]) == [0] * 4, said(tmp_path, out)
+    weights = next(out.rglob("model.safetensors")).stat().st_size
+    assert weights > 190e6
+    for rank in range(4):
+        found = json.loads(Path(f"{counts}.{rank}").read_text())
+        assert 0.9 * found["shard"] < found["most"] < 1.2 * found["shard"] + found["largest"], found

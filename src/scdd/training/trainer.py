@@ -75,6 +75,9 @@ class Trainer:
         matrices = self.module.hidden_matrices()
         self.optimiser = Optimiser(parameters, options, matrices, keep_gradients=parallel.replayed)
         self.average = MovingAverage(self.module, options.ema) if options.ema > 0 else None
+        self.border = (
+            self.objective.border(options.batch_size) if self.world.is_sharded else 0
+        )  # where all cut their rows
         self.validation = validation
         self.sampler: Callable[[], list[str]] | None = None  # texts to be logged now and then
         self.log = Log()  # none of yours: `run` writes metrics.jsonl
@@ -135,8 +138,7 @@ class Trainer:
         count, total = batch.tokens.shape[0], self.options.batch_size
         whole_slice = BatchSlice(self.seed, self.step, self.world.rank * count, count, total)
         finite = torch.ones((), dtype=torch.bool, device=self.world.device)
-        border = self.objective.border(total) if self.world.is_sharded else 0
-        for rows, part in whole_slice.micro_batches(self.options.micro_batch_size, border):
+        for rows, part in whole_slice.micro_batches(self.options.micro_batch_size, self.border):
             documents = None if batch.documents is None else batch.documents[rows]
             learnt = None if batch.learnt is None else batch.learnt.rows(rows)
             with self.parallel.sending_gradients(last=rows.stop == count):
