@@ -21,6 +21,7 @@ from scdd.core import UserError
 from scdd.data.files import locked
 from scdd.lm.training import train
 from scdd.training.meeting import _agreed
+from scdd.training.parallel import world
 
 from .conftest import Launch, curve, said, weights
 
@@ -69,7 +70,8 @@ def test_four_ranks_then_two_then_one_are_as_one_all_along(launch: Launch, tmp_p
 def test_a_rank_that_does_not_answer_ends_the_run_in_time(launch: Launch, tmp_path: Path) -> None:
     """It is alive and says nothing: no connection is closed."""
     out, began = tmp_path / "silent", time.monotonic()
-    codes = launch(out, 2, [*SETS, "training.timeout=3"], hook=["hooks:sleep_in_step", 1, 2])
+    sets = [*SETS, "training.timeout=3", "training.parallel=fsdp", "training.save_every=1"]
+    codes = launch(out, 2, sets, hook=["hooks:sleep_in_step", 1, 1])
     assert time.monotonic() - began < 60
     assert codes[0] == 1
     assert "imed out" in said(tmp_path, out)
@@ -87,6 +89,13 @@ def test_a_restarted_run_waits_for_the_one_before_to_let_go(
         monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
         threading.Timer(0.5, held.close).start()
         train(recipe_file, out, overrides=["training.steps=1"], progress=False)
+
+
+def test_a_number_of_ranks_that_makes_no_copies_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"WORLD_SIZE": "4", "RANK": "0", "LOCAL_WORLD_SIZE": "3"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match="shard_ranks is 3, which 4 processes are no multiple of"), world("hsdp", "cpu"):
+        pass
 
 
 def test_ranks_meet_in_spite_of_what_earlier_starts_left(tmp_path: Path) -> None:

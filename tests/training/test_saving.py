@@ -78,6 +78,15 @@ def test_any_box_is_read_from_files_cut_in_any_way(tmp_path: Path, monkeypatch: 
                 files.read("matrix", ((5, 0), (3, 5)))
 
 
+def test_tensors_of_nothing_and_single_numbers_come_back(tmp_path: Path) -> None:
+    tensors = {"none": torch.zeros(0, 3), "one": torch.tensor(2.5), "some": torch.arange(3)}
+    assert own_pieces(tensors, is_main=False) == {}
+    write_pieces(tmp_path / "a.safetensors", own_pieces(tensors, is_main=True), placed=True)
+    with stored(tmp_path) as files:
+        for name, each in tensors.items():
+            assert torch.equal(files.read(name).view(each.shape), each)
+
+
 def test_what_files_say_of_their_places_is_checked(tmp_path: Path) -> None:
     for number, places in enumerate(
         ('{"a": {"saved_offsets": [-1]}}', '{"a": 3}', "[]", '{"a": {"saved_offsets": [0, 0]}}')

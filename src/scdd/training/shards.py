@@ -67,7 +67,7 @@ def own_pieces(tensors: Mapping[str, Any], is_main: bool) -> dict[str, Piece]:
         shares = given.setdefault(copies, [0] * copies)
         turn = shares.index(min(shares))
         shares[turn] += tensor.numel() * tensor.element_size()
-        if own.tensor.numel() and copy == turn:
+        if (copy == turn and own.tensor.numel()) or (is_main and not tensor.numel()):
             mine[name] = own
     return mine
 
@@ -141,7 +141,7 @@ class Stored:
     def read(self, name: str, box: Box | None = None) -> Tensor:
         """The tensor, or a box of it; ValueError where the files do not hold all of that."""
         begin, shape = box or ((0,) * len(self.shape(name)), self.shape(name))
-        found: Tensor | None = None
+        found: Tensor | None = self._parts[name][0].file.get_tensor(name) if 0 in self.shape(name) else None
         held = 0
         for part in self._parts[name]:
             for low, high in _shared(part, begin, shape):

@@ -233,6 +233,7 @@ class Trainer:
         step = int(self.bad)
         if step < 0:
             return
+        self.checkpoints.wait()  # the last good one may not be complete yet
         first = step * self.options.batch_size
         blocks = self.loader.samples(first, first + self.options.batch_size)
         file = self.checkpoints.run / f"not-finite-step-{step}.safetensors"
