@@ -98,6 +98,7 @@ def test_what_files_say_of_their_places_is_checked(tmp_path: Path) -> None:
             pass
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_torch_reads_our_shards_and_we_read_torchs(tmp_path: Path) -> None:
     """Checkpoints of earlier versions were written by torch.distributed.checkpoint."""
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter

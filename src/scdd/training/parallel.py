@@ -22,9 +22,8 @@ from scdd.objectives.base import BatchSlice, Loss, Objective
 from scdd.training.meeting import meet
 
 Kind = Literal["none", "ddp", "fsdp", "hsdp"]
-PATIENCE = timedelta(
-    hours=6
-)  # while one rank alone has much to do: it checks data or a checkpoint, or the disk is slow
+PATIENCE = timedelta(hours=6)
+"""For one rank that has much to do alone: it checks data or a checkpoint, or the disk is slow."""
 
 
 @dataclass(frozen=True)

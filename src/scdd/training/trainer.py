@@ -75,9 +75,8 @@ class Trainer:
         matrices = self.module.hidden_matrices()
         self.optimiser = Optimiser(parameters, options, matrices, keep_gradients=parallel.replayed)
         self.average = MovingAverage(self.module, options.ema) if options.ema > 0 else None
-        self.border = (
-            self.objective.border(options.batch_size) if self.world.is_sharded else 0
-        )  # where all cut their rows
+        # Shards must all run the network as often, so they all cut their rows where other rows begin.
+        self.border = self.objective.border(options.batch_size) if self.world.is_sharded else 0
         self.validation = validation
         self.sampler: Callable[[], list[str]] | None = None  # texts to be logged now and then
         self.log = Log()  # none of yours: `run` writes metrics.jsonl
