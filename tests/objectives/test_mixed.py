@@ -153,11 +153,22 @@ def test_attention_that_would_never_be_whole_is_refused() -> None:
         loads(RECIPE, overrides=["training.grow_attention=3"])
 
 
-def test_sharded_ranks_must_run_alike(tmp_path: Path) -> None:
-    shape = "{kind: llama, size: custom, depth: 1, width: 8, heads: 2, kv_heads: 1, mlp_width: 12}"
-    spec = loads(RECIPE, overrides=[f"model={shape}", "training.batch_size=8", "objective.ar_share=0.25"])
-    with pytest.raises(UserError, match=r"ar_share 0\.25 leaves rows of both kinds .*micro_batch_size to 2"):
-        build.trainer(spec, tmp_path / "run", World(size=2, kind="fsdp"), build.corpus(spec))
+def test_ranks_cut_their_rows_alike_and_never_across_the_border() -> None:
+    for ranks in (1, 2, 4):
+        for border in range(9):
+            for size in (None, 1, 2, 3):
+                cuts = set()
+                for rank in range(ranks):
+                    own = BatchSlice(0, 0, rank * 8 // ranks, 8 // ranks, 8)
+                    pieces = list(own.micro_batches(size, border))
+                    rows = [own.first + row for which, _ in pieces for row in range(which.start, which.stop)]
+                    assert rows == list(range(own.first, own.first + own.count))
+                    for which, part in pieces:
+                        assert (part.first, part.count) == (own.first + which.start, which.stop - which.start)
+                        assert part.count <= (size or 8)
+                        assert not part.first < border < part.first + part.count
+                    cuts.add(tuple((which.start, which.stop) for which, _ in pieces))
+                assert len(cuts) == 1, "a rank that runs the network once more than the others would wait for them"
 
 
 def test_a_share_of_no_row_is_told_and_one_of_every_row_refused(
@@ -182,6 +193,6 @@ def test_a_run_that_recomputes_learns_the_same(tmp_path: Path) -> None:
         spec = loads(RECIPE, overrides=more)
         trainer = build.trainer(spec, tmp_path / recompute, World(), build.corpus(spec))
         trainer.run()
-        weights.append(trainer.published())
+        weights.append(trainer.module.state_dict())
     for name, weight in weights[0].items():
         torch.testing.assert_close(weight, weights[1][name])

@@ -162,7 +162,7 @@ def test_muon_on_shards_is_muon_on_whole_matrices(launch: Launch, tmp_path: Path
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_muon_goes_on_with_the_same_bits(launch: Launch, tmp_path: Path, ranks: int) -> None:
     assert launch(tmp_path / "calm", ranks, ["training.muon=0.02"]) == [0] * ranks
-    assert -signal.SIGKILL in launch(tmp_path / "killed", ranks, ["training.muon=0.02"], operation=20)
+    assert -signal.SIGKILL in launch(tmp_path / "killed", ranks, ["training.muon=0.02"], operation=26)
     assert launch(tmp_path / "killed", ranks, ["training.muon=0.02"]) == [0] * ranks
     assert "resuming from" in said(tmp_path, tmp_path / "killed")
     assert any(name.endswith(".velocity") for name in weights(tmp_path / "calm"))
@@ -182,6 +182,20 @@ def test_one_process_equals_two_ranks_of_ddp_and_of_fsdp(launch: Launch, tmp_pat
             torch.testing.assert_close(value, one[name], atol=2e-4, rtol=2e-3, msg=f"{other}: {name}")
         for mine, theirs in zip(curve(tmp_path / "one"), curve(tmp_path / other), strict=True):
             assert mine == pytest.approx(theirs, rel=1e-3), other
+
+
+@pytest.mark.dist
+def test_shards_learn_rows_of_both_kinds_as_one_process_does(launch: Launch, tmp_path: Path) -> None:
+    """Of eight rows the last three are read left to right: the second rank has one row of the first kind."""
+    shape = "{kind: llama, size: custom, depth: 1, width: 8, heads: 2, kv_heads: 1, mlp_width: 12}"
+    sets = [f"model={shape}", "objective.ar_share=0.375", "training.steps=6", "training.validate_every=6"]
+    assert launch(tmp_path / "one", sets=sets) == [0]
+    assert launch(tmp_path / "fsdp", 2, [*sets, "training.parallel=fsdp"]) == [0, 0], said(tmp_path, tmp_path / "fsdp")
+    one = weights(tmp_path / "one")
+    for name, value in weights(tmp_path / "fsdp").items():
+        torch.testing.assert_close(value, one[name], atol=2e-4, rtol=2e-3, msg=name)
+    for mine, theirs in zip(curve(tmp_path / "one"), curve(tmp_path / "fsdp"), strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-3)
 
 
 @pytest.mark.dist

@@ -3,7 +3,9 @@
 Reads one JSON request a line and answers each with the exit codes of its processes:
 {"argv": […], "ranks": 2, "log": file, "after": seconds to SIGKILL, "operation": n-th file operation to die at,
  "quota": largest size of a file, "signal": [file whose appearance with content is waited for, number], "imports": [modules to import once for all],
- "call": a function of on_ranks.py to run in place of the command, which gets the request}.
+ "hook": ["module:function", *arguments] to call first in every rank, "local": ranks of a node,
+ "call": a function of on_ranks.py to run in place of the command, which gets the request}; with "nodes": 2 the ranks are
+started by so many agents of torchrun, which start them anew when one dies.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ from typing import Any
 PRELOADED = (
     "rich.progress",
     "torch._dynamo",
-    "torch.distributed.checkpoint.hf_storage",
     "torch.distributed.fsdp",
+    "torch.distributed.launcher.api",
     "scdd.assemble.training",
     "scdd.cli.train",
     "scdd.lm.training",
@@ -35,7 +37,7 @@ def die_at(operation: int) -> None:
     import safetensors.torch
 
     import scdd.bundle.folder
-    import scdd.training.resume
+    from scdd.bundle import stream
 
     left = operation
 
@@ -44,34 +46,83 @@ def die_at(operation: int) -> None:
             nonlocal left
             left -= 1
             if left == 0:
-                if work is safetensors.torch.save_file:  # half a file on the disk
+                if work in files:  # half a file on the disk
                     work(*args, **kwargs)
-                    os.truncate(args[1], os.path.getsize(args[1]) // 2)
+                    os.truncate(args[files[work]], os.path.getsize(args[files[work]]) // 2)
                 os.kill(os.getpid(), signal.SIGKILL)
             return work(*args, **kwargs)
 
         return wrapped
 
-    scdd.bundle.folder.save_file = scdd.training.resume.save_file = deadly(safetensors.torch.save_file)
+    files = {safetensors.torch.save_file: 1, stream.write: 0}  # which argument is the file
+    scdd.bundle.folder.save_file, stream.write = deadly(safetensors.torch.save_file), deadly(stream.write)  # type: ignore[assignment]
     os.fsync, os.rename, os.replace = deadly(os.fsync), deadly(os.rename), deadly(os.replace)
 
 
-def child(request: dict[str, Any], rank: int, port: int) -> None:
-    log = os.open(f"{request['log']}.{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+def rank_of_an_agent(request: dict[str, Any]) -> None:
+    """What torchrun's agents start: the environment says which rank it is."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)  # not the agent's, which a process of its own would not have
+    if code := work(request, int(os.environ["RANK"])):
+        os._exit(code)
+
+
+def agent(request: dict[str, Any], node: int, port: int) -> None:
+    """`torchrun --nnodes=… -m scdd …`, with the ranks forked from here instead of started by a command."""
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    output_to(f"{request['log']}.agent{node}")
+    config = LaunchConfig(
+        min_nodes=request["nodes"],
+        max_nodes=request["nodes"],
+        nproc_per_node=request["ranks"] // request["nodes"],
+        run_id="run",
+        rdzv_backend="c10d",
+        rdzv_endpoint=f"127.0.0.1:{port}",
+        local_addr="127.0.0.1",
+        max_restarts=3,
+        monitor_interval=0.1,
+        start_method="fork",
+    )
+    try:
+        elastic_launch(config, rank_of_an_agent)(request)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def output_to(file: str) -> None:
+    log = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
+
+
+def child(request: dict[str, Any], rank: int, port: int) -> None:
     if request["ranks"] > 1:
         os.environ |= {
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
             "WORLD_SIZE": str(request["ranks"]),
+            "LOCAL_WORLD_SIZE": str(request.get("local", request["ranks"])),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
         }
+    os._exit(work(request, rank))
+
+
+def work(request: dict[str, Any], rank: int) -> int:
+    output_to(f"{request['log']}.{rank}")
     if request.get("quota"):
         resource.setrlimit(resource.RLIMIT_FSIZE, (request["quota"], request["quota"]))
     if request.get("operation") and rank == 0:
         die_at(request["operation"])
+    if request.get("hook"):
+        name, *arguments = request["hook"]
+        module, _, function = name.partition(":")
+        getattr(import_module(module), function)(*arguments)
     try:
         from scdd.cli.main import main
 
@@ -84,7 +135,7 @@ def child(request: dict[str, Any], rank: int, port: int) -> None:
         code = 1
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)
+    return code
 
 
 def _filled(path: str) -> bool:
@@ -98,10 +149,10 @@ def serve(request: dict[str, Any]) -> list[int]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     children = []
-    for rank in range(request["ranks"]):
+    for number in range(request.get("nodes", request["ranks"])):
         pid = os.fork()
         if pid == 0:
-            child(request, rank, port)
+            (agent if "nodes" in request else child)(request, number, port)
         children.append(pid)
     start, codes = time.monotonic(), dict.fromkeys(children, 0)
     running = set(children)

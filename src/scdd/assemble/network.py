@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from math import gcd
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,7 +22,6 @@ from scdd.objectives.base import Objective
 from scdd.objectives.options import PrismOptions
 from scdd.processes.autoregressive import Autoregressive
 from scdd.recipe.sections import Recipe
-from scdd.training.parallel import World
 from scdd.training.verify import sound_meta
 
 OwnNetwork = nn.Module | Callable[[Vocab], nn.Module]
@@ -137,22 +135,6 @@ def require_fit(spec: Recipe, net: Network, minimised: Objective) -> None:
                 "objective.freeze keeps the denoiser as it is, and it is untrained: name a trained mdlm checkpoint in "
                 "training.start_from, or set objective.freeze to false."
             )
-
-
-def require_same_passes(spec: Recipe, world: World) -> None:
-    """Refuse micro-batches that would run the network twice on one rank and once on the others, which FSDP waits for."""
-    share, training = getattr(spec.objective, "ar_share", 0), spec.training
-    if world.kind != "fsdp" or not share:
-        return
-    from scdd.objectives.mixed import noised_rows
-
-    each = training.batch_size // world.size
-    noised = noised_rows(share, training.batch_size) % each  # of the rank that has rows of both kinds
-    if noised % min(training.micro_batch_size or each, each):
-        raise UserError(
-            f"objective.ar_share {share:g} leaves rows of both kinds in one micro-batch, which fsdp cannot run: set "
-            f"training.micro_batch_size to {gcd(noised, each)}, or training.parallel to ddp."
-        )
 
 
 def prepare(spec: Recipe, net: Network) -> None:

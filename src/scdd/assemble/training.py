@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from scdd.assemble.network import OwnNetwork, prepare, require_fit, require_same_passes, start_network, take_over
+from scdd.assemble.network import OwnNetwork, prepare, require_fit, start_network, take_over
 from scdd.assemble.reading import settled
 from scdd.bundle.convert import Reading
 from scdd.bundle.folder import CHAT_TEMPLATE, FOREIGN, Identity
@@ -153,7 +153,6 @@ def trainer(
     if checkpoint is not None:
         take_over(checkpoint, net, minimised, spec)
     require_fit(spec, net, minimised)
-    require_same_passes(spec, world)
     prepare(spec, net)
     module = LossModule(net, minimised, world.size, training.grow_attention).to(world.device)
     compile = training.compile and world.device.type == "cuda"
@@ -173,7 +172,7 @@ def trainer(
         network=net.description(),
         extra={**template, **({} if named else {FOREIGN: repr(minimised.process)})},
     )
-    checkpoints = Checkpoints(run, identity, world, training.keep_last)
+    checkpoints = Checkpoints(run, identity, world, training.keep_last, training.background_save)
     validation = _validation(spec, data, parallel)
     return Trainer(parallel, loader, checkpoints, training, spec.seed, validation)
 

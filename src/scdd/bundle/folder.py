@@ -35,6 +35,7 @@ SCHEMA = 1
 BUNDLED = "bundled"
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 KINDS = ("float32", "bfloat16", "int8")
+FORMAT = {"format": "pt"}  # in the header of the weights, where transformers asks for it
 SCALE = ":scale8"  # ends a scale's name; no attribute of a module can be spelled with a colon
 FOREIGN = "process"  # where `extra` notes a process that the recipe cannot name
 CHAT_TEMPLATE = "chat_template"  # where `extra` has the model's Jinja template
@@ -107,25 +108,30 @@ def write(
 
     stored = pack(weights, kind)
     with staged(folder) as temporary:
-        save_file(apart(stored), temporary / WEIGHTS, metadata={"format": "pt"})  # which transformers asks for
-        (temporary / RECIPE).write_text(identity.recipe, encoding="utf-8")
-        if identity.tokenizer is not None:
-            (temporary / TOKENIZER).write_text(identity.tokenizer, encoding="utf-8")
-        meta = {
-            "schema": SCHEMA,
-            "versions": {"scdd": __version__, "torch": torch.__version__, "python": platform.python_version()},
-            "vocab": {**asdict(identity.vocab), "hash": identity.vocab_hash},
-            "step": identity.step,
-            "tokens": identity.tokens,
-            "weights": kind,
-            "weights_sha256": sha256_of(temporary / WEIGHTS),
-            "network": identity.network,
-            "extra": identity.extra,
-        }
-        (temporary / META).write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
+        save_file(apart(stored), temporary / WEIGHTS, metadata=FORMAT)
+        describe(temporary, identity, sha256_of(temporary / WEIGHTS), kind)
         if more is not None:
             more(temporary)
     return Path(folder)
+
+
+def describe(folder: Path, identity: Identity, weights_sha256: str, kind: str = "float32") -> None:
+    """Write what a bundle says of itself beside its weights."""
+    (folder / RECIPE).write_text(identity.recipe, encoding="utf-8")
+    if identity.tokenizer is not None:
+        (folder / TOKENIZER).write_text(identity.tokenizer, encoding="utf-8")
+    meta = {
+        "schema": SCHEMA,
+        "versions": {"scdd": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        "vocab": {**asdict(identity.vocab), "hash": identity.vocab_hash},
+        "step": identity.step,
+        "tokens": identity.tokens,
+        "weights": kind,
+        "weights_sha256": weights_sha256,
+        "network": identity.network,
+        "extra": identity.extra,
+    }
+    (folder / META).write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
 
 
 @contextmanager

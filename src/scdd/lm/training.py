@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,6 +28,7 @@ from scdd.training.parallel import World, world
 from scdd.training.trainer import Outcome, Trainer
 
 CHAT_TEMPLATE = "chat_template.jinja"  # of the run, beside its tokenizer
+ENDING = 60.0  # seconds in which ranks whose peers are gone end, or torchrun ends them
 SAMPLES = 2  # texts logged every training.sample_every steps
 
 
@@ -97,7 +100,9 @@ def _leaves(tree: Any, path: str = "") -> dict[str, Any]:
 
 def _run(spec: Recipe, out: Path, network: OwnNetwork | None, device: str | None, progress: bool) -> Outcome:
     """Train to the end, in this process or as one of torchrun's."""
-    with same_bits(spec.training.deterministic), world(spec.training.parallel, device) as here, _alone(out, here):
+    how = spec.training
+    ranks = world(how.parallel, device, how.timeout, how.shard_ranks)
+    with same_bits(how.deterministic), ranks as here, _alone(out, here):
         log, earlier = Log(), _require_same_recipe(spec, out)
         here.wait()  # until all have read it: rank 0 writes it anew
         try:
@@ -106,7 +111,7 @@ def _run(spec: Recipe, out: Path, network: OwnNetwork | None, device: str | None
             resumed = trainer.resume()
             _require_ahead(spec, out, trainer.step)
             if here.is_main:
-                if spec.training.sample_every and here.kind != "fsdp":
+                if spec.training.sample_every and not here.is_sharded:
                     trainer.sampler = _sampler(spec, data, trainer)
                 trainer.log = log = _log(spec, out, trainer.step, progress)
                 write_atomically(out / "recipe.yaml", dumps(spec).encode())  # nothing is refused from here on
@@ -130,7 +135,7 @@ def _alone(out: Path, here: World) -> Iterator[None]:
         def enter() -> None:
             nonlocal fresh
             make_folder(out)
-            held.enter_context(locked(out))
+            _lock(out, held)
             fresh = not (out / "tokenizer.json").exists()
 
         here.on_main(enter)
@@ -140,6 +145,17 @@ def _alone(out: Path, here: World) -> Iterator[None]:
             if fresh:
                 _forget(out, missing)
             raise
+
+
+def _lock(out: Path, held: ExitStack) -> None:
+    """Take the folder. Where torchrun restarts runs, a rank of the one before may need a moment to hear that it has ended."""
+    deadline = time.monotonic() + (ENDING if int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) else 0)
+    while time.monotonic() < deadline:
+        with suppress(UserError):
+            held.enter_context(locked(out))
+            return
+        time.sleep(0.1)
+    held.enter_context(locked(out))
 
 
 def _data(spec: Recipe, out: Path, here: World) -> build.Corpus:
@@ -155,6 +171,7 @@ def _data(spec: Recipe, out: Path, here: World) -> build.Corpus:
     here.wait()
     if not here.is_main:
         data = build.corpus(spec, _text(files[0]), chat_template=_text(files[1]))
+    here.wait()  # patiently; the network's first exchange would not be
     return data
 
 

@@ -54,11 +54,17 @@ class BatchSlice:
         """Rows first … of this slice, as a slice of the same global batch."""
         return BatchSlice(self.seed, self.step, self.first + first, count, self.total)
 
-    def micro_batches(self, size: int | None) -> Iterator[tuple[slice, BatchSlice]]:
-        """This slice in pieces of `size` rows at most, or whole: which of its rows, and the piece."""
-        for first in range(0, self.count, size or self.count):
-            rows = slice(first, min(first + (size or self.count), self.count))
-            yield rows, self.cut(first, rows.stop - first)
+    def micro_batches(self, size: int | None, border: int = 0) -> Iterator[tuple[slice, BatchSlice]]:
+        """This slice in pieces of `size` rows at most, or whole: which of its rows, and the piece.
+
+        None reaches over row `border` of the global batch, and slices of one length are all cut alike.
+        """
+        first, width = 0, size or self.count
+        while first < self.count:
+            within = border % self.count
+            end = min(first + width, self.count, within if first < within else self.count)
+            yield slice(first, end), self.cut(first, end - first)
+            first = end
 
 
 class Loss(NamedTuple):
@@ -99,6 +105,13 @@ class Objective(ABC):
         learnt: Learnt | None = None,
     ) -> Loss:
         """What is reported: an unbiased estimate of the bound itself, however training weights it."""
+
+    def border(self, total: int) -> int:
+        """The first of a global batch's `total` rows that is learnt otherwise than those before it; 0: there is none.
+
+        A slice that reaches over it may run the network twice, which sharded ranks must not do unless all do.
+        """
+        return 0
 
     def modules(self) -> dict[str, nn.Module]:
         """Networks of the objective's own that are trained with the denoiser."""

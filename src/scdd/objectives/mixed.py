@@ -88,6 +88,10 @@ class MixedObjective(Objective):
         """The diffusion objective's."""
         return self.diffusion.evaluate(network, tokens, documents, part, learnt)
 
+    def border(self, total: int) -> int:
+        """Where the rows begin that are read left to right."""
+        return noised_rows(self.share, total)
+
     def end_step(self, reduce: Reduce) -> None:
         """The diffusion objective's."""
         self.diffusion.end_step(reduce)

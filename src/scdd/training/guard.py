@@ -118,6 +118,7 @@ class Guard:
         """To the last checkpoint; what it led to from there up to the last bad step is skipped."""
         skipped, rollbacks, clock = self.skipped, self.rollbacks + 1, trainer.clock
         file = self._keep_batch(trainer, trouble)
+        trainer.checkpoints.wait()  # the last good one may not be complete yet
         last = trainer.world.broadcast(str(trainer.checkpoints.latest() or ""))
         if not last or rollbacks > self.options.rollbacks:
             allowed = f"guard.rollbacks allows no more than {self.options.rollbacks}"

@@ -7,7 +7,7 @@ weights and the two factors, as they are.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import torch
@@ -64,15 +64,16 @@ def _matches(name: str, target: str) -> bool:
     return f".{name}".endswith(f".{target}")
 
 
-def merged(weights: Mapping[str, Tensor], options: LoraOptions) -> dict[str, Tensor]:
-    """An adapted network's weights as those of the network that it stands for; the others as they are."""
-    plain: dict[str, Tensor] = {}
-    for name, value in weights.items():
-        if name.endswith((DOWN, UP)):
-            continue
-        stem, base, kind = name.rpartition(BASE)
-        if base and kind == "weight":
-            change = weights[stem + UP].float() @ weights[stem + DOWN].float()
-            value = (value.float() + options.scale * change).to(value.dtype)
-        plain[f"{stem}.{kind}" if base else name] = value
-    return plain
+def plain_names(names: Iterable[str]) -> dict[str, str]:
+    """The names of the network that an adapted one stands for, and under which name each is found in it."""
+    return {name.replace(BASE, "."): name for name in names if not name.endswith((DOWN, UP))}
+
+
+def merged(name: str, read: Callable[[str], Tensor], options: LoraOptions) -> Tensor:
+    """One of the tensors that `plain_names` lists, as the network without adapters has it; `read` gives the adapted one's."""
+    value = read(name)
+    stem, base, kind = name.rpartition(BASE)
+    if not base or kind != "weight":
+        return value
+    change = read(stem + UP).float() @ read(stem + DOWN).float()
+    return change.mul_(options.scale).add_(value.float()).to(value.dtype)

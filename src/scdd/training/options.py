@@ -121,10 +121,17 @@ class TrainingOptions(OptimiserOptions, BatchOptions):
     more time. Needs a network of kind dit or llama."""
     deterministic: bool = False
     """Same bits from run to run, and after resuming, on a GPU as well; slower there. A CPU does so anyway."""
-    parallel: Literal["auto", "none", "ddp", "fsdp"] = "auto"
-    """How several devices share the work; auto is ddp under torchrun and none otherwise."""
+    parallel: Literal["auto", "none", "ddp", "fsdp", "hsdp"] = "auto"
+    """How several devices share the work; auto is ddp under torchrun and none otherwise. fsdp spreads one copy of the
+    model over all of them, hsdp one over those of each node."""
+    shard_ranks: Count | None = None
+    """Ranks that share one copy of the model under hsdp; null: those of a node."""
+    timeout: Positive = 600.0
+    """Seconds that ranks wait for each other in a step before the run ends, to be restarted by torchrun."""
     save_every: Count = 5000
     """Steps between checkpoints."""
+    background_save: bool = True
+    """Write checkpoints while the run goes on, from a copy in the host's memory; false waits for the disk."""
     keep_last: Count = 2
     """Checkpoints kept."""
     validate_every: Count = 5000
@@ -178,6 +185,9 @@ CHANGEABLE = frozenset(
             "recompute",
             "parallel",
             "watchdog",
+            "shard_ranks",
+            "timeout",
+            "background_save",
             "tensorboard",
             "wandb",
         ),

@@ -1,4 +1,4 @@
-"""Who does what: one process, DDP, or FSDP2 under torchrun. Everything that knows ranks is in this room."""
+"""Who does what: one process, DDP, FSDP2 or HSDP under torchrun. Everything that knows ranks is in this room."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Literal, cast
 
 import torch
@@ -18,8 +19,11 @@ from scdd.core.types import Learnt
 from scdd.models.compiled import compile_network
 from scdd.models.network import Network
 from scdd.objectives.base import BatchSlice, Loss, Objective
+from scdd.training.meeting import meet
 
-Kind = Literal["none", "ddp", "fsdp"]
+Kind = Literal["none", "ddp", "fsdp", "hsdp"]
+PATIENCE = timedelta(hours=6)
+"""For one rank that has much to do alone: it checks data or a checkpoint, or the disk is slow."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +35,19 @@ class World:
     kind: Kind = "none"
     device: torch.device = torch.device("cpu")
     control: Any = None  # a gloo group: agreeing on the host never waits for the device
+    patient: Any = None  # another, where one rank may have much to do alone
+    writing: Any = None  # one like that for the threads that write checkpoints
+    shards: int = 1  # ranks that share one copy of the model
 
     @property
     def is_main(self) -> bool:
         """Whether this is the one that writes and prints."""
         return self.rank == 0
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether a rank holds but a part of the model."""
+        return self.kind in ("fsdp", "hsdp")
 
     def reduce(self, tensor: Tensor) -> None:
         """Sum over ranks, in place."""
@@ -54,8 +66,15 @@ class World:
         """Rank 0's message, on every rank."""
         box = [message]
         if self.size > 1:
-            dist.broadcast_object_list(box, group=self.control)
+            dist.broadcast_object_list(box, group=self.patient)
         return box[0]
+
+    def gather(self, message: str) -> list[str]:
+        """Every rank's message, in their order, on every rank."""
+        box = [message] * self.size
+        if self.size > 1:
+            dist.all_gather_object(box, message, group=self.patient)
+        return box
 
     def on_main(self, work: Callable[[], object]) -> None:
         """Rank 0 does `work`; a mistake that it finds is raised on every rank, so that none waits for it."""
@@ -72,12 +91,18 @@ class World:
     def wait(self) -> None:
         """Until every rank is here."""
         if self.size > 1:
-            dist.barrier(group=self.control)
+            dist.barrier(group=self.patient)
 
 
 @contextlib.contextmanager
-def world(kind: str = "auto", device: str | None = None) -> Iterator[World]:
-    """Join the process group that torchrun describes; alone without it. Gloo on CPU, NCCL on CUDA."""
+def world(
+    kind: str = "auto", device: str | None = None, timeout: float = 600.0, shards: int | None = None
+) -> Iterator[World]:
+    """Join the process group that torchrun describes; alone without it. Gloo on CPU, NCCL on CUDA.
+
+    In a step ranks wait `timeout` seconds for each other, and end then: one of them is lost. `shards` is how many share
+    one copy of the model under hsdp: those of a node, unless told.
+    """
     size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -89,10 +114,22 @@ def world(kind: str = "auto", device: str | None = None) -> Iterator[World]:
         return
     if kind == "none":
         raise UserError(f"parallel is none and torchrun started {size} processes: set it to ddp or fsdp.", "parallel")
-    dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
+    chosen: Kind = cast(Kind, kind) if kind in ("fsdp", "hsdp") else "ddp"
+    over = {"ddp": 1, "fsdp": size, "hsdp": shards or int(os.environ.get("LOCAL_WORLD_SIZE", size))}[chosen]
+    if size % over:
+        raise UserError(
+            f"shard_ranks is {over}, which {size} processes are no multiple of: start as many on every node, or choose a "
+            "divisor.",
+            "shard_ranks",
+        )
+    limit = timedelta(seconds=timeout)
+    store, rank, size = meet(limit)
+    backend = "nccl" if place.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
     try:
-        chosen: Kind = "fsdp" if kind == "fsdp" else "ddp"
-        yield World(rank, size, chosen, place, dist.new_group(backend="gloo"))
+        groups = (dist.new_group(backend="gloo", timeout=each) for each in (limit, PATIENCE, PATIENCE))
+        control, patient, writing = groups
+        yield World(rank, size, chosen, place, control, patient, writing, over)
     finally:
         dist.destroy_process_group()
 
@@ -150,7 +187,7 @@ class Parallel:
         layers = module.network.layers()
         if compile:
             options = {"triton.cudagraphs": True} if self.replayed else {}
-            for part in layers if world.kind == "fsdp" else [module.network]:
+            for part in layers if world.is_sharded else [module.network]:
                 compile_network(part, fullgraph=module.network.whole_graph, options=options)
         self._ddp: nn.parallel.DistributedDataParallel | None = None
         if world.kind == "ddp":
@@ -159,8 +196,8 @@ class Parallel:
             if world.device.type == "cpu" and world.size > 2:
                 # A lambda, since DDP refuses a hook whose annotations are strings.
                 self._ddp.register_comm_hook(world.size, lambda size, bucket: _mean_in_order(size, bucket))
-        elif world.kind == "fsdp":
-            _shard(module, layers)
+        elif world.is_sharded:
+            _shard(module, layers, world)
 
     def forward(self, tokens: Tensor, documents: Tensor | None, learnt: Learnt | None, part: BatchSlice) -> Loss:
         """The loss of this slice, to call `backward` on."""
@@ -172,7 +209,7 @@ class Parallel:
     @contextlib.contextmanager
     def sending_gradients(self, last: bool) -> Iterator[None]:
         """For a forward and a backward pass: gradients leave this rank only in the `last` ones of a step."""
-        if self.world.kind == "fsdp":
+        if self.world.is_sharded:
             cast(Any, self.module).set_requires_gradient_sync(last)
         with self._ddp.no_sync() if self._ddp is not None and not last else contextlib.nullcontext():
             yield
@@ -208,16 +245,21 @@ def _sync_buffers() -> str:
     return "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
 
 
-def _shard(module: LossModule, layers: Sequence[nn.Module]) -> None:
+def _shard(module: LossModule, layers: Sequence[nn.Module], world: World) -> None:
     """FSDP2: each layer on its own, the rest together; weights stay float32, autocast computes in bfloat16.
 
-    The root is resharded after the forward pass as well, or validation's swap of weights would not be seen.
+    Under hsdp, neighbouring ranks share a copy of the model, and ranks of the same place in each copy average their
+    gradients. The root is resharded after the forward pass as well, or validation's swap of weights would not be seen.
     """
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
+    copies = world.size // world.shards
+    shape, names = ((world.size,), ("shard",)) if world.kind == "fsdp" else ((copies, world.shards), ("copy", "shard"))
+    mesh = init_device_mesh(world.device.type, shape, mesh_dim_names=names)
     for layer in layers:
-        fully_shard(layer)
-    fully_shard(module, reshard_after_forward=True)
+        fully_shard(layer, mesh=mesh)
+    fully_shard(module, mesh=mesh, reshard_after_forward=True)
 
 
 # -- sharded tensors ----------------------------------------------------------------------------------------------------
@@ -226,8 +268,3 @@ def _shard(module: LossModule, layers: Sequence[nn.Module]) -> None:
 def local(tensors: Iterable[Tensor]) -> list[Tensor]:
     """This rank's share of sharded tensors; plain tensors as they are."""
     return [t.to_local() if hasattr(t, "to_local") else t for t in tensors]
-
-
-def whole(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Sharded tensors gathered, on every rank; plain ones as they are."""
-    return {name: t.full_tensor() if hasattr(t, "full_tensor") else t for name, t in tensors.items()}

@@ -21,8 +21,8 @@ from scdd.training.guard import Guard
 from scdd.training.log import Lines, Log
 from scdd.training.optim import MovingAverage, Optimiser
 from scdd.training.options import TrainingOptions
-from scdd.training.parallel import Parallel, whole
-from scdd.training.resume import Checkpoints, size_of
+from scdd.training.parallel import Parallel
+from scdd.training.resume import Checkpoints, Published, published, size_of
 from scdd.training.signals import Signals
 from scdd.training.verify import sound_checkpoint
 from scdd.training.watchdog import Watchdog
@@ -76,6 +76,8 @@ class Trainer:
         matrices = self.module.hidden_matrices()
         self.optimiser = Optimiser(parameters, options, matrices, keep_gradients=parallel.replayed, world=self.world)
         self.average = MovingAverage(self.module, options.ema) if options.ema > 0 else None
+        # Shards must all run the network as often, so they all cut their rows where other rows begin.
+        self.border = self.objective.border(options.batch_size) if self.world.is_sharded else 0
         self.validation = validation
         self.sampler: Callable[[], list[str]] | None = None  # texts to be logged now and then
         self.log = Log()  # none of yours: `run` writes metrics.jsonl
@@ -88,6 +90,7 @@ class Trainer:
         self.guard = Guard(options.guard, device, options.log_every)
         self.at = (0, "data")  # step and phase, for the watchdog
         self.logged = (0, 0.0)  # tokens and seconds at the last report
+        self.saved = -1  # the step of the last checkpoint
 
     # -- the loop ---------------------------------------------------------------------------------------------
 
@@ -107,7 +110,8 @@ class Trainer:
                 self.at = (self.step, "agree")
                 limit = self.options.max_seconds
                 late, told = self.world.any(
-                    limit is not None and self.clock.seconds >= limit, signals.received is not None
+                    limit is not None and self.clock.seconds >= limit,
+                    signals.received is not None or self.checkpoints.failed,  # `save` says what failed
                 )
                 if late:
                     reason = "out of time"
@@ -118,6 +122,8 @@ class Trainer:
             if reason == "out of time" and self.validation is not None:
                 self._validate()  # where the budget ended is what people compare; a signal may leave no time for it
             self.save()
+            self.checkpoints.wait()
+            self._tell_written()
         return Outcome(reason, self.step, self.checkpoints.latest())
 
     @contextmanager
@@ -140,7 +146,7 @@ class Trainer:
         number = self.step + self.guard.skipped
         whole_slice = BatchSlice(self.seed, number, self.world.rank * count, count, total)
         sums, mean = self.meter.sums.clone(), torch.zeros((), dtype=torch.float64, device=self.world.device)
-        for rows, part in whole_slice.micro_batches(self.options.micro_batch_size):
+        for rows, part in whole_slice.micro_batches(self.options.micro_batch_size, self.border):
             documents = None if batch.documents is None else batch.documents[rows]
             learnt = None if batch.learnt is None else batch.learnt.rows(rows)
             with self.parallel.sending_gradients(last=rows.stop == count):
@@ -177,7 +183,12 @@ class Trainer:
             self._paused(self._sample, "sample")
         if saves and not self.guard.in_doubt:
             self._paused(self.save, "checkpoint")
+        self._tell_written()
         return False
+
+    def _tell_written(self) -> None:
+        while self.checkpoints.written:
+            self.log.text(self.step, "notice", f"saved {self.checkpoints.written.pop(0)}")
 
     def _paused(self, work: Callable[[], object], phase: str) -> None:
         """Time spent on `work` is not training time."""
@@ -248,23 +259,23 @@ class Trainer:
         tensors |= {f"objective.{name}": t for name, t in self.objective.state_dict().items()}
         return {**tensors, "tally": self.meter.sums}  # the name that older checkpoints have
 
-    def published(self) -> dict[str, Tensor]:
-        """The whole averaged weights under the network's own names; `quality.…` beside them if there is a PRISM head."""
-        averages = self.average.shadow if self.average is not None else {}
-        weights = whole({**self.module.state_dict(), **averages})
-        if self.options.lora is not None:
-            from scdd.training.lora import merged
-
-            weights = merged(weights, self.options.lora)
+    def published(self) -> dict[str, Published]:
+        """The averaged weights under the network's own names; `quality.…` beside them if there is a PRISM head."""
+        state, averages = self.module.state_dict(), {} if self.average is None else self.average.shadow
+        sources = {name: f"{'ema' if name in averages else 'model'}.{name}" for name in state}
+        weights = published({**state, **averages}, sources, self.options.lora)
         prefix = f"network.{self.module.network.weights_prefix}"
-        return {name.removeprefix(prefix): t for name, t in weights.items()}
+        return {name.removeprefix(prefix): each for name, each in weights.items()}
 
     def save(self) -> None:
-        """A checkpoint of this step, unless it is there already; never one of weights that are not finite."""
+        """A checkpoint of this step, unless it is there already; never one of weights that are not finite.
+
+        It may be written while the run goes on: `checkpoints.wait` waits for it.
+        """
         if self.guard.look(self):
             return  # rolled back to one that is there
-        latest = self.checkpoints.latest()
-        if latest is not None and latest.name == f"step-{self.step:08d}":
+        self.checkpoints.wait()
+        if self.step == self.saved:
             return
         # Saved as one sum that rank 0 takes up again; gathered here too, so that a run which was never interrupted
         # adds the same numbers in the same order.
@@ -280,22 +291,23 @@ class Trainer:
             "guard": self.guard.state(),
             "ema_updates": self.average.updates if self.average is not None else 0,
         }
-        path = self.checkpoints.save(self.step, self.published(), self.state(), facts)
+        self.checkpoints.save(self.step, self.state(), self.published(), facts)
+        self.saved = self.step
         if not self.world.is_main:
             self.meter = RatioMeter(self.world.device)
-        self.log.text(self.step, "notice", f"saved {path}")
 
     def resume(self) -> Path | None:
         """Take up the newest undamaged checkpoint, written by whatever number of ranks; None if there is none.
 
         If newer ones are damaged, `notices` says so.
         """
+        self.checkpoints.wait()
         self.checkpoints.clean()
         latest, self.notices = sound_checkpoint(self.checkpoints.run, self.world)
         if latest is None:
             self.checkpoints.require_room(size_of(self.state()) + size_of(self.module.state_dict()))
             return None
-        self.step = int(latest.name.removeprefix("step-"))
+        self.step = self.saved = int(latest.name.removeprefix("step-"))
         tensors = self.state()
         facts = self.checkpoints.load(latest, tensors)
         learnt = {name: tensors[f"objective.{name}"] for name in self.objective.state_dict()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,13 @@ NEEDED = {bundle.META, bundle.RECIPE, bundle.WEIGHTS, f"{RESUME}/{FACTS}"}
 COUNTS = ("step", "tokens", "ema_updates")  # facts that are whole numbers
 
 
-def write_digests(checkpoint: Path) -> None:
-    """Note the SHA-256 of every file of a complete checkpoint, in `resume/digests.json`."""
-    text = json.dumps(_digests(checkpoint, _files(checkpoint)), indent=1) + "\n"
-    (checkpoint / LISTED).write_text(text, encoding="utf-8")
+def write_digests(checkpoint: Path, known: Mapping[str, str]) -> None:
+    """Note the SHA-256 of every file of a complete checkpoint, in `resume/digests.json`.
+
+    `known` are those that were taken while the files were written; the others are read.
+    """
+    digests = {**known, **_digests(checkpoint, _files(checkpoint) - known.keys())}
+    (checkpoint / LISTED).write_text(json.dumps(dict(sorted(digests.items())), indent=1) + "\n", encoding="utf-8")
 
 
 def sound_checkpoint(run: Path, world: World) -> tuple[Path | None, list[str]]:
