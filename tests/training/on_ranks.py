@@ -23,7 +23,12 @@ from scdd.recipe.load import load
 from scdd.training import muon
 from scdd.training.optim import MovingAverage, Optimiser
 from scdd.training.options import OptimiserOptions
-from scdd.training.parallel import LossModule, World, whole, world
+from scdd.training.parallel import LossModule, World, world
+
+
+def whole(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Sharded tensors gathered, on every rank; plain ones as they are."""
+    return {name: t.full_tensor() if hasattr(t, "full_tensor") else t for name, t in tensors.items()}
 
 
 class Live(TorchDispatchMode):
