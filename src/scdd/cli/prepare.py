@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from scdd.cli.cluster import Ray, RayCommand
-from scdd.cluster.connect import LOCAL, check_address, require_ray
-from scdd.cluster.pool import RayPool
+from scdd.cluster.connect import LOCAL
+from scdd.cluster.pool import pool_at
 from scdd.core.errors import UserError
 from scdd.data.collect import PrepareProgress
 from scdd.data.options import SEPARATORS, Separator
@@ -91,18 +91,11 @@ def prepare(
         workers=workers or _cores(),
         overwrite=overwrite,
     )
-    pool = None if ray is None else _pool(ray, workers)
+    pool = None if ray is None else pool_at(ray, workers or (_cores() if ray == LOCAL else None))
     start, console = time.monotonic(), Console(stderr=True)
     steps = run(job, None if pool is None else pool.ordered_map)
     last = _bar(steps, console) if console.is_terminal else _lines(steps)
     _summary(job, last, time.monotonic() - start, job.workers if pool is None else pool.workers)
-
-
-def _pool(address: str, workers: int | None) -> RayPool:
-    """Workers on Ray; refused before anything is read where there can be none."""
-    check_address(address)
-    require_ray()
-    return RayPool(address, workers or (_cores() if address == LOCAL else None))
 
 
 def _stage(step: PrepareProgress) -> str:

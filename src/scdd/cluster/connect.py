@@ -44,7 +44,9 @@ def require_ray() -> Any:
 def check_address(address: str) -> None:
     """Refuse what is no address, or where nobody listens: Ray itself would try for minutes."""
     if address.startswith("ray://"):
-        raise UserError(f"--ray {address} is Ray's client, which we do not use: run this on a machine of the cluster, with --ray auto.")
+        raise UserError(
+            f"--ray {address} is Ray's client, which we do not use: run this on a machine of the cluster, with --ray auto."
+        )
     if not ADDRESS.fullmatch(address) or "://" in address:
         raise UserError(
             f"--ray {address} is no address: write HOST:PORT, or auto for the cluster that this machine is in."
@@ -86,7 +88,9 @@ def _join(ray: Any, address: str, cores: int | None, folder: str | None) -> None
 
 def _unreachable(address: str, error: Exception) -> UserError:
     if address == LOCAL:
-        return UserError(f"Ray cannot be started here ({reason(error)}): look at the memory, and at the space in {tempfile.gettempdir()}.")
+        return UserError(
+            f"Ray cannot be started here ({reason(error)}): look at the memory, and at the space in {tempfile.gettempdir()}."
+        )
     return UserError(
         f"--ray {address} cannot be reached ({reason(error)}): start it there with `ray start --head`, with the same versions of "
         "Ray and Python, or leave the address out to use this machine alone."

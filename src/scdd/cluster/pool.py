@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from scdd import __version__
-from scdd.cluster.connect import LOCAL, connected, resource
+from scdd.cluster.connect import LOCAL, check_address, connected, require_ray, resource
 from scdd.core.errors import UserError, reason
 from scdd.data.pool import AHEAD, attempt
 
@@ -37,6 +37,17 @@ class RayPool:
     workers: int = 0
     """How many there were when it was last looked."""
 
+    def has_gpus(self) -> bool:
+        """Whether tasks get a GPU. Asks the cluster."""
+        if not self.gpus:
+            return False
+        if self.address == LOCAL:
+            import torch
+
+            return torch.cuda.is_available()
+        with connected(self.address) as ray:
+            return resource(ray, "GPU") >= 1
+
     def ordered_map(self, function: Callable[[A], B], items: Iterator[A]) -> Generator[B, None, None]:
         """function(item) for each item, in order; a few items a worker are held. As `data.pool.ordered_map`."""
         return self._answers(function, items, ordered=True)
@@ -52,6 +63,13 @@ class RayPool:
                 yield from crew.in_order(items) if ordered else crew.as_they_finish(items)
             finally:
                 crew.dismiss()
+
+
+def pool_at(address: str, most: int | None = None, gpus: bool = False) -> RayPool:
+    """Workers at this address; refused at once where there can be none."""
+    check_address(address)
+    require_ray()
+    return RayPool(address, most, gpus)
 
 
 class _Crew:
