@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import re
+import secrets
 import shutil
 import socket
 import tempfile
@@ -77,13 +78,18 @@ def connected(address: str = LOCAL, cores: int | None = None) -> Iterator[Any]:
 
 def _join(ray: Any, address: str, cores: int | None, folder: str | None) -> None:
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
-    try:
-        if address == LOCAL:
-            ray.init(address=LOCAL, num_cpus=cores, include_dashboard=False, _temp_dir=folder, **quiet)
-        else:
-            ray.init(address=address, **quiet)
-    except (RuntimeError, ValueError, OSError) as error:
-        raise _unreachable(address, error) from error
+    if address == LOCAL and "RAY_AUTH_MODE" not in os.environ:
+        # A token of this cluster's own: who reaches a Ray without one can run anything, and Ray's default leaves one in the home.
+        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    own = {"num_cpus": cores, "include_dashboard": False, "_temp_dir": folder} if address == LOCAL else {}
+    for last in (False, True) if address == LOCAL else (True,):
+        try:
+            ray.init(address=address, **quiet, **own)
+            return
+        except Exception as error:  # bare ones are among Ray's
+            ray.shutdown()
+            if last:
+                raise _unreachable(address, error) from error  # else once more: Ray's own deadlines are short on a busy machine
 
 
 def _unreachable(address: str, error: Exception) -> UserError:
@@ -93,7 +99,7 @@ def _unreachable(address: str, error: Exception) -> UserError:
         )
     return UserError(
         f"--ray {address} cannot be reached ({reason(error)}): start it there with `ray start --head`, with the same versions of "
-        "Ray and Python, or leave the address out to use this machine alone."
+        "Ray and Python and the same RAY_AUTH_TOKEN, or leave the address out to use this machine alone."
     )
 
 
