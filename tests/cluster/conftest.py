@@ -14,5 +14,5 @@ def ray_address() -> Iterator[str]:
     pytest.importorskip("ray", reason="needs ray: pip install -e '.[ray]'")
     from scdd.cluster.connect import LOCAL, connected
 
-    with connected(os.environ.get("RAY_ADDRESS", LOCAL), cores=4) as ray:
+    with connected(os.environ.get("RAY_ADDRESS", LOCAL), cores=2) as ray:
         yield ray.get_runtime_context().gcs_address

@@ -71,7 +71,9 @@ def test_compare_on_ray_is_compare(
 
     kept = {path: path.read_bytes() for path in (tmp_path / "ray").rglob("*.json")}
     monkeypatch.setattr("scdd.cluster.pool.RayPool.map", lambda *_: pytest.fail("measured again"))
-    assert bare(run(capsys, *command, str(tmp_path / "ray"), "--ray")) == bare(run(capsys, *command, str(tmp_path / "ray")))
+    assert bare(run(capsys, *command, str(tmp_path / "ray"), "--ray")) == bare(
+        run(capsys, *command, str(tmp_path / "ray"))
+    )
     assert kept.keys() == {path for path in (tmp_path / "ray").rglob("*.json")}
 
 
@@ -88,7 +90,9 @@ def test_what_is_shared_is_made_once_and_what_is_there_is_taken_along(
     for spec in specs:
         plan.add(measure_samples, model, spec)
         plan.add(measure_generation, model, spec, judge)
-    assert sorted(len(task.calls) for task in plan.tasks.values()) == [1, 2], "samples and those that need them together"
+    assert sorted(len(task.calls) for task in plan.tasks.values()) == [1, 2], (
+        "samples and those that need them together"
+    )
     assert sorted(len(task.known) for task in plan.tasks.values()) == [0, 1]
     assert sum(plan.run(executor)) == 3
     assert executor.done == 2

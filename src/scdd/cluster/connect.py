@@ -27,6 +27,8 @@ QUIET = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_DISABLE_IMPORT_WARNING": "1",
 }
+CALM = {"OMP_WAIT_POLICY": "PASSIVE"}
+"""Of every worker: threads that wait do not spin, as in a process of the command line's (`cli.main.calm_threads`)."""
 
 
 def require_ray() -> Any:
@@ -84,12 +86,14 @@ def _join(ray: Any, address: str, cores: int | None, folder: str | None) -> None
     own = {"num_cpus": cores, "include_dashboard": False, "_temp_dir": folder} if address == LOCAL else {}
     for last in (False, True) if address == LOCAL else (True,):
         try:
-            ray.init(address=address, **quiet, **own)
+            ray.init(address=address, runtime_env={"env_vars": CALM}, **quiet, **own)
             return
         except Exception as error:  # bare ones are among Ray's
             ray.shutdown()
             if last:
-                raise _unreachable(address, error) from error  # else once more: Ray's own deadlines are short on a busy machine
+                raise _unreachable(
+                    address, error
+                ) from error  # else once more: Ray's own deadlines are short on a busy machine
 
 
 def _unreachable(address: str, error: Exception) -> UserError:

@@ -21,8 +21,7 @@ from scdd.serve.metrics import Meters
 from scdd.serve.stream import event
 
 HEALTH = 5.0  # seconds in which a replica must answer for the server to be well
-GRACE = 5.0  # seconds beyond a replica's own limit
-AFTERWARDS = 0.2  # seconds for what a replica says after the end of an answer
+GRACE = 5.0  # seconds beyond a replica's own limit, and for what it says after the end of an answer
 
 
 class Front:
@@ -45,12 +44,13 @@ class Front:
         if body is None:
             return
         answers = self._ask.remote({name: scope[name] for name in PLAIN if name in scope}, body)
+        whole = asyncio.Event()
         left = asyncio.ensure_future(_gone(receive))
-        passing = asyncio.ensure_future(self._pass(answers, scope, send))
+        passing = asyncio.ensure_future(self._pass(answers, scope, send, whole))
         try:
             await asyncio.wait({left, passing}, return_when=asyncio.FIRST_COMPLETED)
-            if not passing.done():  # the client has its answer, or has left without it
-                await asyncio.wait({passing}, timeout=AFTERWARDS)
+            if whole.is_set():  # a client that has its answer counts as one that left
+                await asyncio.wait({passing}, timeout=GRACE)
         finally:
             left.cancel()
             passing.cancel()
@@ -58,8 +58,8 @@ class Front:
                 await passing
             answers.cancel()  # the replica learns that nobody waits; nothing, where it has finished
 
-    async def _pass(self, answers: Any, scope: Scope, send: Send) -> None:
-        """A replica's messages to the client."""
+    async def _pass(self, answers: Any, scope: Scope, send: Send, whole: asyncio.Event) -> None:
+        """A replica's messages to the client; `whole` is set before the last of them."""
         patience = HEALTH if scope["path"] == "/healthz" else self._seconds + GRACE
         begun: Message | None = None
         try:
@@ -68,6 +68,8 @@ class Front:
                 if message["type"] == END:
                     break
                 begun = begun or message
+                if message["type"] == "http.response.body" and not message.get("more_body", False):
+                    whole.set()
                 await send(message)
         except StopAsyncIteration:
             return
