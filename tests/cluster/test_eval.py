@@ -74,7 +74,7 @@ def test_compare_on_ray_is_compare(
     assert bare(run(capsys, *command, str(tmp_path / "ray"), "--ray")) == bare(
         run(capsys, *command, str(tmp_path / "ray"))
     )
-    assert kept.keys() == {path for path in (tmp_path / "ray").rglob("*.json")}
+    assert kept.keys() == set((tmp_path / "ray").rglob("*.json"))
 
 
 def test_what_is_shared_is_made_once_and_what_is_there_is_taken_along(

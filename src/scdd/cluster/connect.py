@@ -11,6 +11,7 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -80,20 +81,21 @@ def connected(address: str = LOCAL, cores: int | None = None) -> Iterator[Any]:
 
 def _join(ray: Any, address: str, cores: int | None, folder: str | None) -> None:
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
-    if address == LOCAL and "RAY_AUTH_MODE" not in os.environ:
-        # A token of this cluster's own: who reaches a Ray without one can run anything, and Ray's default leaves one in the home.
-        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    if address == LOCAL and not any(name.startswith("RAY_AUTH_") for name in os.environ):
+        # Who reaches a Ray can run anything, so it asks for a token; left to itself, it would keep one in the home folder.
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     own = {"num_cpus": cores, "include_dashboard": False, "_temp_dir": folder} if address == LOCAL else {}
-    for last in (False, True) if address == LOCAL else (True,):
+    start = partial(ray.init, address=address, runtime_env={"env_vars": CALM}, **quiet, **own)
+    try:
         try:
-            ray.init(address=address, runtime_env={"env_vars": CALM}, **quiet, **own)
-            return
-        except Exception as error:  # bare ones are among Ray's
+            start()
+        except Exception:  # bare ones are among Ray's
+            if address != LOCAL:
+                raise
             ray.shutdown()
-            if last:
-                raise _unreachable(
-                    address, error
-                ) from error  # else once more: Ray's own deadlines are short on a busy machine
+            start()  # once more: its own deadlines are short for a busy machine
+    except Exception as error:
+        raise _unreachable(address, error) from error
 
 
 def _unreachable(address: str, error: Exception) -> UserError:
