@@ -52,10 +52,8 @@ def measure(job: Preparation) -> str:
 
 def rates(job: Preparation, pool: Pool | None = None) -> tuple[float, float]:
     """MB of text (a second, a second of CPU time) from the fifth answer to the last, whoever it was that computed."""
-    seen = []
-    for step in prepare(job, pool):
-        if step.stage == "tokens":
-            seen.append((step.text_bytes / 1e6, time.perf_counter(), cpu_seconds()))
+    steps = (step for step in prepare(job, pool) if step.stage == "tokens")
+    seen = [(step.text_bytes / 1e6, time.perf_counter(), cpu_seconds()) for step in steps]
     if len(seen) < 8:
         raise SystemExit("--ray needs a longer text: at least 8 MB.")
     (size, clock, cpu), (size2, clock2, cpu2) = seen[4], seen[-1]

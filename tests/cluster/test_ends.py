@@ -40,9 +40,19 @@ def test_nothing_is_left_running(sign: signal.Signals, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("\n\n".join(f"{number}. {tiny.TEXT * 40}" for number in range(20000)), encoding="utf-8")
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="t") as short:
+        command = [
+            "prepare",
+            str(text),
+            "--tokenizer",
+            "bundled",
+            "--out",
+            str(tmp_path / "out"),
+            "--workers",
+            "2",
+            "--ray",
+        ]
         process = subprocess.Popen(
-            [sys.executable, "-m", "scdd", "prepare", str(text), "--tokenizer", "bundled"]
-            + ["--out", str(tmp_path / "out"), "--ray", "--workers", "2"],
+            [sys.executable, "-m", "scdd", *command],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
