@@ -4,7 +4,7 @@
 
 One run for each number of workers, into a temporary folder; the shards of all runs must be the same bytes. With --ray, then the
 most of these workers again and again, by turns as processes of this machine and on a Ray of this machine's: speed after the start,
-by the clock and by CPU time (Linux; what others do on the machine hardly matters to it), and the ratios of the medians.
+by the clock and by CPU time (Linux; what others do on the machine hardly matters to it), and ratios of the two.
 """
 
 from __future__ import annotations
@@ -92,8 +92,14 @@ def on_ray(job: Preparation, rounds: int) -> None:
     for name, values in found.items():
         print(f"  {name}: " + ", ".join(f"{clock:.2f} / {cpu:.2f}" for clock, cpu in values))
     for which, what in enumerate(("by the clock", "by CPU time")):
-        ray, processes = (median(value[which] for value in found[name]) for name in ("Ray", "processes"))
-        print(f"  Ray over processes {what}: {ray / processes:.3f}", flush=True)
+        shown = []
+        for of in (
+            median,
+            max,
+        ):  # what else the machine does only ever slows it: the best rounds are the least disturbed
+            ray, processes = (of([value[which] for value in found[name]]) for name in ("Ray", "processes"))
+            shown.append(f"{ray / processes:.3f}")
+        print(f"  Ray over processes {what}: {shown[0]} of medians, {shown[1]} of the best rounds", flush=True)
 
 
 def deliver(folder: Path, length: int, batch_size: int, batches: int) -> None:

@@ -69,7 +69,7 @@ def test_nothing_is_left_running(sign: signal.Signals, tmp_path: Path) -> None:
         else:
             process.send_signal(sign)
         process.wait(120)
-        limit = time.monotonic() + 180  # the last of Ray.s own look after their parent now and then
+        limit = time.monotonic() + 180  # the last of Ray's own look after their parent now and then
         while left := [pid for pid in below if alive(pid)]:
             assert time.monotonic() < limit, left
             time.sleep(0.2)

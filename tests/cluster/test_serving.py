@@ -97,6 +97,7 @@ def test_the_door_is_the_same(server: Server) -> None:
     too_much = client.post("/v1/generate", b"x" * (300 << 10))
     assert (too_much.status, too_much.error["code"]) == (413, "body_too_large")
     assert client.get("/nothing").error["code"] == "not_found"
+    assert client.post("/metrics", {}).error["code"] == "method_not_allowed"
     page = client.get("/")
     assert page.raw.startswith(b"<!doctype html>")
     assert "server" not in page.headers

@@ -28,13 +28,14 @@ class Front:
     """Plain ASGI. `handle` is Ray Serve's; `failures` are the exceptions that mean a replica's death or absence."""
 
     def __init__(self, handle: Any, failures: tuple[type[BaseException], ...], seconds: float) -> None:
-        self._ask, self._failures, self._seconds = handle.ask.options(stream=True), failures, seconds
+        self._ask, self._seconds = handle.ask.options(stream=True), seconds
+        self._failures = (StopAsyncIteration, *failures)
         self.meters = Meters()
         self._replicas: dict[str, Families] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request; what goes wrong before the answer begins is for `Guard` to say."""
-        if scope["path"] == "/metrics":
+        if (scope["method"], scope["path"]) == ("GET", "/metrics"):
             own = families(self.meters.registry)
             answer = Response(added([own, *self._replicas.values()]), media_type="text/plain; version=0.0.4")
             scope["route"] = Route("/metrics", endpoint=lambda request: answer)
@@ -60,41 +61,48 @@ class Front:
 
     async def _pass(self, answers: Any, scope: Scope, send: Send, whole: asyncio.Event) -> None:
         """A replica's messages to the client; `whole` is set before the last of them."""
-        patience = HEALTH if scope["path"] == "/healthz" else self._seconds + GRACE
         begun: Message | None = None
-        try:
-            while True:
-                message = await asyncio.wait_for(answers.__anext__(), patience)
-                if message["type"] == END:
-                    break
-                begun = begun or message
-                if message["type"] == "http.response.body" and not message.get("more_body", False):
-                    whole.set()
-                await send(message)
-        except StopAsyncIteration:
-            return
-        except asyncio.TimeoutError:
-            answers.cancel()
-            mistake = lost() if scope["path"] == "/healthz" else late(self._seconds)
-            await self._broken(mistake, begun, send)
-            return
-        except self._failures:
-            await self._broken(lost(), begun, send)
-            return
+        while True:
+            try:
+                message = await self._next(answers, scope["path"])
+            except ApiError as why:
+                if not whole.is_set():
+                    await _broken(why, begun, send)
+                return
+            if message["type"] == END:
+                break
+            begun = begun or message
+            if message["type"] == "http.response.body" and not message.get("more_body", False):
+                whole.set()
+            await send(message)
         scope["route"] = Route(message["route"], endpoint=_gone) if message["route"].startswith("/") else None
         self._learn(message["replica"], message["meters"])
+
+    async def _next(self, answers: Any, path: str) -> Message:
+        """A replica's next message; ApiError where there will be none."""
+        asks_health = path == "/healthz"
+        try:
+            message: Message = await asyncio.wait_for(
+                answers.__anext__(), HEALTH if asks_health else self._seconds + GRACE
+            )
+            return message
+        except asyncio.TimeoutError:
+            raise lost() if asks_health else late(self._seconds) from None
+        except self._failures:
+            raise lost() from None
 
     def _learn(self, replica: str, meters: Families) -> None:
         self._replicas[replica] = [family for family in meters if family.name not in REQUESTS]
 
-    async def _broken(self, why: ApiError, begun: Message | None, send: Send) -> None:
-        """Say it as a status, or in a stream that has begun, as its last event; half of anything else is cut off."""
-        if begun is None:
-            raise why
-        kinds = [value for name, value in begun["headers"] if name == b"content-type"]
-        if not any(kind.startswith(b"text/event-stream") for kind in kinds):
-            raise ConnectionError("a replica died in the middle of an answer")
-        await send({"type": "http.response.body", "body": event("error", why.body), "more_body": False})
+
+async def _broken(why: ApiError, begun: Message | None, send: Send) -> None:
+    """Say it as a status, or in a stream that has begun, as its last event; half of anything else is cut off."""
+    if begun is None:
+        raise why
+    kinds = [value for name, value in begun["headers"] if name == b"content-type"]
+    if not any(kind.startswith(b"text/event-stream") for kind in kinds):
+        raise ConnectionError("a replica died in the middle of an answer")
+    await send({"type": "http.response.body", "body": event("error", why.body), "more_body": False})
 
 
 async def _body(receive: Receive) -> bytes | None:
