@@ -22,6 +22,9 @@ from scdd.cli.main import main
         (["--ray", "10.0.0.1:6379"], ["--ray", "10.0.0.1:6379"]),
         (["--ray=head:6379", "a"], ["--ray=head:6379", "a"]),
         (["a", "--out", "b"], ["a", "--out", "b"]),
+        (["--ray", "s3://corpus/text"], ["--ray=local", "s3://corpus/text"]),
+        (["--ray", "ray://head:10001"], ["--ray", "ray://head:10001"]),  # which is refused
+        ([], []),
     ],
 )
 def test_an_address_may_be_left_out(words: list[str], spelt: list[str]) -> None:

@@ -31,8 +31,8 @@ class RayCommand(TyperCommand):
 
 def with_address(words: list[str]) -> list[str]:
     """The words with each lone `--ray` spelt out."""
-    spelt = []
-    for word, after in zip(words, [*words[1:], ""], strict=True):
-        alone = word == FLAG and not ADDRESS.fullmatch(after)
-        spelt.append(f"{FLAG}={LOCAL}" if alone else word)
-    return spelt
+    followers = [*words[1:], ""]
+    return [
+        f"{FLAG}={LOCAL}" if word == FLAG and not ADDRESS.fullmatch(followers[i]) else word
+        for i, word in enumerate(words)
+    ]

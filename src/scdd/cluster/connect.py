@@ -18,7 +18,7 @@ from typing import Any
 from scdd.core.errors import UserError, missing_extra, reason
 
 LOCAL = "local"
-ADDRESS = re.compile(r"(?:auto|local|[A-Za-z][\w+.-]*://\S*|(?:[\w.-]+|\[[0-9A-Fa-f:.]+\]):\d+)")
+ADDRESS = re.compile(r"(?:auto|local|ray://\S*|(?:[\w.-]+|\[[0-9A-Fa-f:.]+\]):\d+)")
 """What Ray may be told: `auto`, the cluster that this machine belongs to; `HOST:PORT`; `local`, a new one."""
 PATIENCE = 5.0  # seconds for a connection
 LONGEST = 40  # characters of a folder: the names of Ray's sockets below it are long, and may have 107
