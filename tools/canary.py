@@ -27,6 +27,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "mauve": ("tests/evals/test_gen_ppl.py", "-k", "mauve_tells"),
     "gif": ("tests/test_cli_sample.py", "-k", "gif"),
     "serve": ("tests/serve/test_rest.py", "tests/serve/test_stream.py", "tests/serve/test_process.py"),
+    "ray": ("tests/cluster/test_pool.py", "tests/cluster/test_serving.py"),
     "docs": ("tests/docs/test_site.py",),
 }
 BESIDE: dict[str, tuple[str, ...]] = {"gguf": ("transformers",)}

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from scdd.cli import eval_session as s
+from scdd.cli.cluster import RayCommand
 from scdd.cli.eval_systems import parse_systems
 from scdd.core.errors import UserError
 
@@ -21,7 +22,7 @@ app = typer.Typer(
 )
 
 
-@app.command()
+@app.command(cls=RayCommand)
 @s.with_session()
 def likelihood(
     here: s.Session,
@@ -44,11 +45,11 @@ def likelihood(
     estimator = NelboEstimator(steps, looks, convention, here.seed)  # type: ignore[arg-type]
     for _, loaded in here.opened(model):
         rows = text_rows(loaded, text, field, limit, length)
-        here.measure(f"likelihood of {loaded.label}", len(rows), measure_likelihood, loaded, rows, estimator)
+        here.ask(f"likelihood of {loaded.label}", len(rows), measure_likelihood, loaded, rows, estimator)
     here.show(corpus)
 
 
-@app.command()
+@app.command(cls=RayCommand)
 @s.with_session()
 def generation(
     here: s.Session,
@@ -83,14 +84,14 @@ def generation(
     for system, loaded in here.opened(model, changes):
         for spec in map(system.spec, bases):
             what = f"{system.label}, {spec.nfe} evaluations"
-            here.measure(what, 2 * spec.num, measure_generation, loaded, spec, reference)
+            here.ask(what, 2 * spec.num, measure_generation, loaded, spec, reference)
             if mauve is not None:
-                here.measure(f"{what}, MAUVE", None, measure_mauve, loaded, spec, reference, mauve)
+                here.ask(f"{what}, MAUVE", None, measure_mauve, loaded, spec, reference, mauve)
     several = len(heats) * len(masses) > 1  # then the frontier is among the tables
     here.show(corpus, *([] if several else [frontier_table(here.of_kind("generation"))]))
 
 
-@app.command()
+@app.command(cls=RayCommand)
 @s.with_session()
 def correction(
     here: s.Session,
@@ -110,11 +111,11 @@ def correction(
     for system, loaded in here.opened(model, changes):
         for spec in map(system.spec, bases):
             what, total = f"{system.label}, {spec.nfe} evaluations", num * (1 if reference is None else 5)
-            here.measure(what, total, measure_correction, loaded, spec, reference)
+            here.ask(what, total, measure_correction, loaded, spec, reference)
     here.show()
 
 
-@app.command()
+@app.command(cls=RayCommand)
 @s.with_session()
 def recovery(
     here: s.Session,
@@ -160,11 +161,11 @@ def recovery(
         rows = text_rows(loaded, text, field, num, length, whole=True)
         for k, repair, function in product(counts, repairs, kinds):
             what, total = f"{loaded.label}, K = {k}, {repair.name}", len(rows) * (4 if reference else 1)
-            here.measure(what, total, function, loaded, rows, RecoverySpec(k, repair, here.seed), reference)
+            here.ask(what, total, function, loaded, rows, RecoverySpec(k, repair, here.seed), reference)
     here.show()
 
 
-@app.command("zero-shot")
+@app.command("zero-shot", cls=RayCommand)
 @s.with_session()
 def zero_shot(
     here: s.Session,
@@ -188,12 +189,12 @@ def zero_shot(
     check_passes(passes)
     arguments = (tasks.split(",") if tasks else None, data, passes, limit, here.seed)
     for _, loaded in here.opened(model):
-        here.measure(f"answers of {loaded.label}", None, measure_zero_shot, loaded, *arguments)
+        here.ask(f"answers of {loaded.label}", None, measure_zero_shot, loaded, *arguments)
     here.show()
 
 
 @app.command()
-@s.with_session()
+@s.with_session(on_ray=False)
 def judge(
     here: s.Session,
     systems: Annotated[
@@ -265,7 +266,7 @@ def _agreed(here: s.Session, yes: bool) -> bool:
     return world.broadcast("yes" if world.is_main and typer.confirm("Go on?", err=True) else "") == "yes"
 
 
-@app.command()
+@app.command(cls=RayCommand)
 @s.with_session()
 def compare(
     here: s.Session,
@@ -302,8 +303,8 @@ def compare(
     for system, loaded in here.opened(systems):
         if text is not None:
             rows = text_rows(loaded, text, field, limit)
-            here.measure(f"likelihood of {system.label}", len(rows), measure_likelihood, loaded, rows, estimator)
+            here.ask(f"likelihood of {system.label}", len(rows), measure_likelihood, loaded, rows, estimator)
         for spec in map(system.spec, bases):
             what = f"{system.label}, {spec.nfe} evaluations"
-            here.measure(what, 2 * spec.num, measure_generation, loaded, spec, reference)
+            here.ask(what, 2 * spec.num, measure_generation, loaded, spec, reference)
     here.show(corpus)

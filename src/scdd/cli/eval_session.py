@@ -7,20 +7,23 @@ import inspect
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from scdd.cli.cluster import Ray
 from scdd.cli.eval_systems import KEYS, System, parse_system, parse_systems
+from scdd.cluster.pool import RayPool, pool_at
 from scdd.core.errors import UserError
 
 if TYPE_CHECKING:
     from scdd.evals.measure.model import EvalModel
     from scdd.evals.measure.reference_lm import ReferenceLM
     from scdd.evals.measure.store import Measurement, Store
+    from scdd.evals.measure.tasks import Plan
     from scdd.evals.report.tables import Table
 
 N = TypeVar("N", int, float)
@@ -96,6 +99,7 @@ def shared_options(
     device: Annotated[str | None, typer.Option(help="cuda or cpu; cuda where there is one.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bars.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line, one line a measurement.")] = False,
+    ray: Ray = None,
 ) -> None:
     """The options that every verb has; a verb is given the session that they open."""
 
@@ -110,12 +114,18 @@ class Session:
     live: bool
     as_json: bool
     measured: list[Measurement] = field(default_factory=list)
+    plan: Plan | None = None
+    """On Ray: what is asked for, until all of it is measured together."""
+    pool: RayPool | None = None
 
     def default_num(self, num: int | None) -> int:
         """How many samples."""
         from scdd.evals.measure.generation import usual_num
 
-        return usual_num(self.store.world.device) if num is None else num
+        if num is not None:
+            return num
+        kind = self.store.world.device.type if self.pool is None else "cuda" if self.pool.has_gpus() else "cpu"
+        return usual_num(kind)
 
     def opened(self, systems: list[str] | None, changes: list[str] | None = None) -> Iterator[tuple[System, EvalModel]]:
         """The systems that were named, one after the other, loaded onto this rank's device."""
@@ -129,7 +139,34 @@ class Session:
         """The language model that `--judge` names, on this rank's device."""
         from scdd.evals.measure.reference_lm import open_reference_lm
 
-        return None if name is None else open_reference_lm(name, self.store.world.device, batch_size)
+        if name is None:
+            return None
+        opened = open_reference_lm(name, self.store.world.device, batch_size)
+        if self.plan is not None:
+            from scdd.evals.measure.tasks import JudgeSource
+
+            self.plan.judges.append((opened, JudgeSource(name, batch_size)))
+        return opened
+
+    def ask(self, what: str, total: int | None, function: Callable[..., Measurement], *arguments: Any) -> None:
+        """Measure it now, or on Ray with all the others."""
+        if self.plan is None:
+            self.measure(what, total, function, *arguments)
+        else:
+            self.plan.add(function, *arguments)
+
+    def finish(self) -> None:
+        """Measure what was asked for and waits for Ray."""
+        from scdd.evals.measure.progress import bar
+
+        if self.plan is None or self.pool is None:
+            return
+        if self.plan.tasks:
+            waiting = sum(len(task.calls) for task in self.plan.tasks.values())
+            with bar("measurements on Ray", waiting, self.live) as watch, closing(self.plan.run(self.pool)) as done:
+                for count in done:
+                    watch(count)
+        self.measured = self.plan.results()
 
     def measure(
         self, what: str, total: int | None, function: Callable[..., Measurement], *arguments: Any
@@ -146,12 +183,14 @@ class Session:
 
     def of_kind(self, kind: str) -> list[Measurement]:
         """What has been measured of a kind."""
+        self.finish()
         return [one for one in self.measured if one.kind == kind]
 
     def show(self, corpus: str | None = None, *more: Table) -> None:
         """The report's tables of what was measured on rank 0's standard output, or the measurements as JSON lines."""
         from scdd.evals.report.sections import sections
 
+        self.finish()
         if not self.store.world.is_main:
             return
         if self.as_json:
@@ -166,27 +205,36 @@ class Session:
             print("\n".join(table.markdown() for table in (*tables, *more)))
 
 
-def with_session() -> Callable[[Callable[..., None]], Callable[..., None]]:
+def with_session(on_ray: bool = True) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Make a command of a function that takes a session: the session's place is taken by the options that open it."""
 
     def command_of(function: Callable[..., None]) -> Callable[..., None]:
         own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
         shared = dict(inspect.signature(shared_options, eval_str=True).parameters)
+        if not on_ray:
+            del shared["ray"]
 
         @functools.wraps(function)
         def command(**given: Any) -> None:
             from scdd.data.files import make_folder
             from scdd.evals.measure.store import Store
+            from scdd.evals.measure.tasks import Plan
             from scdd.training.parallel import world
 
-            seed, size, out, device, quiet, as_json = (given.pop(name) for name in shared)
-            with world("auto", device) as here:  # join the ranks
+            seed, size, out, device, quiet, as_json, *ray = (given.pop(name) for name in shared)
+            address = ray[0] if ray else None
+            with world("auto", device if address is None else "cpu") as here:  # join the ranks
+                if address is not None and here.size > 1:
+                    raise UserError("--ray and torchrun both share out the work: use one of them.")
                 live = here.is_main and sys.stderr.isatty() and not quiet and not as_json
                 store = Store(out or default_out(given.get("model") or []), here)
                 if here.is_main:
                     make_folder(store.folder)  # or it is heard now, before anything long is measured
                 try:
-                    function(Session(store, seed, size, live, as_json), **given)
+                    session = Session(store, seed, size, live, as_json)
+                    if address is not None:
+                        session.plan, session.pool = Plan(store, size, device), pool_at(address, gpus=device != "cpu")
+                    function(session, **given)
                 finally:
                     with suppress(OSError):  # nothing was measured, and nothing is left behind
                         store.folder.rmdir()

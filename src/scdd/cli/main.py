@@ -2,7 +2,8 @@
 
 How to add a verb. Write `scdd/cli/<verb>.py` with either
 
-- a function of the verb's name, annotated as typer wants it (`def train(recipe: str, out: Path = ...) -> None`), or
+- a function of the verb's name, annotated as typer wants it (`def train(recipe: str, out: Path = ...) -> None`), which may
+  be a command of a class of its own (`COMMAND`), or
 - `app`, a `typer.Typer`, where the verb has verbs of its own (`scdd recipe show`);
 
 and give it a line in `VERBS`. The line is the verb's help in `scdd --help`, which therefore imports no verb, and no
@@ -114,7 +115,7 @@ def import_verb(name: str) -> Any:
     if isinstance(getattr(module, "app", None), typer.Typer):
         return typer.main.get_command(module.app)
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.command(name)(getattr(module, name))
+    app.command(name, cls=getattr(module, "COMMAND", None))(getattr(module, name))
     return typer.main.get_command(app)
 
 

@@ -12,6 +12,9 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from scdd.cli.cluster import Ray, RayCommand
+from scdd.cluster.connect import LOCAL
+from scdd.cluster.pool import pool_at
 from scdd.core.errors import UserError
 from scdd.data.collect import PrepareProgress
 from scdd.data.options import SEPARATORS, Separator
@@ -20,6 +23,7 @@ from scdd.data.prepare import prepare as run
 from scdd.data.shards import read_manifest
 
 _EVERY = 5.0  # seconds between plain lines
+COMMAND = RayCommand
 
 
 def prepare(
@@ -57,7 +61,10 @@ def prepare(
             ".tokens files and blank-line in others. Recipes call it data.separator, there with file as default.",
         ),
     ] = "auto",
-    workers: Annotated[int | None, typer.Option(help="Processes; one for each core unless given.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Processes; one for each core unless given, of this machine or of --ray's.")
+    ] = None,
+    ray: Ray = None,
     shard_tokens: Annotated[int, typer.Option(help="Tokens of a shard, after which it is closed.")] = 1 << 24,
     overwrite: Annotated[bool, typer.Option(help="Replace what an earlier preparation left in --out.")] = False,
 ) -> None:
@@ -84,9 +91,11 @@ def prepare(
         workers=workers or _cores(),
         overwrite=overwrite,
     )
+    pool = None if ray is None else pool_at(ray, workers or (_cores() if ray == LOCAL else None))
     start, console = time.monotonic(), Console(stderr=True)
-    last = _bar(run(job), console) if console.is_terminal else _lines(run(job))
-    _summary(job, last, time.monotonic() - start)
+    steps = run(job, None if pool is None else pool.ordered_map)
+    last = _bar(steps, console) if console.is_terminal else _lines(steps)
+    _summary(job, last, time.monotonic() - start, job.workers if pool is None else pool.workers)
 
 
 def _stage(step: PrepareProgress) -> str:
@@ -149,7 +158,7 @@ def _notes(job: Preparation, manifest: dict[str, Any]) -> Iterator[str]:
         yield "text files were cut into documents at blank lines; --documents file keeps each whole"
 
 
-def _summary(job: Preparation, last: PrepareProgress, seconds: float) -> None:
+def _summary(job: Preparation, last: PrepareProgress, seconds: float, workers: int) -> None:
     manifest = read_manifest(job.out)
     vocab = manifest["tokenizer"]
     print(f"{job.out}: vocabulary of {vocab['vocab_size']:,} ids, tokenizer {vocab['hash'][:12]}")
@@ -168,4 +177,4 @@ def _summary(job: Preparation, last: PrepareProgress, seconds: float) -> None:
         return
     speed = fresh / 1e6 / seconds
     memory = f"peak memory {last.parent_peak / 2**20:,.0f} MiB, each worker {last.worker_peak / 2**20:,.0f} MiB"
-    print(f"  {seconds:.1f} s, {speed:.2f} MB/s with {job.workers} workers; {memory}")
+    print(f"  {seconds:.1f} s, {speed:.2f} MB/s with {workers} workers; {memory}")

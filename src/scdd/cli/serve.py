@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import ipaddress
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from scdd.cli import options as o
+from scdd.cli.cluster import Ray, RayCommand
+from scdd.cluster.connect import check_address, require_ray
 from scdd.core.errors import UserError
 
 if TYPE_CHECKING:
-    from scdd.serve.service import Service
+    from scdd.cluster.options import Replicas
+    from scdd.lm.model import LM
+    from scdd.serve.spec import Door, ServeSpec
 
+COMMAND = RayCommand
 LEVELS = ("critical", "error", "warning", "info", "debug")
 
 
@@ -51,6 +57,14 @@ def serve(
     ] = None,
     changes: o.Changes = None,
     log_level: Annotated[str, typer.Option(help="critical, error, warning, info or debug.")] = "info",
+    ray: Ray = None,
+    replicas: Annotated[
+        int | None,
+        typer.Option(help="With --ray: copies of the model, each with a GPU or a share of the cores; default: 1."),
+    ] = None,
+    max_replicas: Annotated[
+        int | None, typer.Option(help="With --ray: add copies up to this number while there is much to do.")
+    ] = None,
 ) -> None:
     """Serve a model over HTTP: a REST and an OpenAI-compatible API, and the playground at /."""
     local = is_loopback(host)
@@ -58,46 +72,66 @@ def serve(
     _check_numbers(port, {
         "--max-length": max_length, "--max-steps": max_steps, "--max-texts": max_texts, "--max-body": max_body,
         "--max-queue": max_queue, "--timeout": timeout, "--batch-size": batch_size, "--workers": workers, "--group": group,
+        "--replicas": replicas, "--max-replicas": max_replicas,
     })  # fmt: skip
     if log_level not in LEVELS:
         raise UserError(f"--log-level is {log_level!r}: choose one of {', '.join(LEVELS)}.")
 
+    if ray is not None:
+        check_address(ray)
+        require_ray()
+    elif replicas is not None or max_replicas is not None:
+        raise UserError("--replicas are Ray's: say --ray as well.")
     # first, so that a missing extra is named at once; here, so that the help needs none
     import fastapi  # noqa: F401
     import prometheus_client  # noqa: F401
-    import torch
     import uvicorn  # noqa: F401
 
-    from scdd.serve import Limits, create_app
+    from scdd.cluster.options import Replicas
     from scdd.serve.guard import LOOPBACK
+    from scdd.serve.limits import Limits
+    from scdd.serve.spec import Door, ServeSpec
+
+    limits = Limits(
+        body=max_body, steps=max_steps, texts=max_texts, queue=max_queue, seconds=timeout, workers=workers or 1
+    )
+    spec = ServeSpec(
+        model, process, device, tuple(changes or ()), compile, name, limits, max_length, batch_size, group
+    )  # fmt: skip
+    door = Door(host, port, token, (*LOOPBACK, host) if local and token is None else None, log_level)
+    if ray is None:
+        _here(spec, door)
+    else:
+        _on_ray(spec, door, ray, Replicas(replicas or 1, max_replicas))
+
+
+def _here(spec: ServeSpec, door: Door) -> None:
+    """One model in this process."""
     from scdd.serve.run import run
 
-    lm = o.open_model(model, process, device, changes)
-    if compile:
-        lm.compile()
-    on_gpu = lm.device.type != "cpu"
-    limits = Limits(
-        body=max_body,
-        length=max_length or 4 * lm.engine.room,
-        steps=max_steps,
-        texts=max_texts,
-        queue=max_queue,
-        seconds=timeout,
-        batch=batch_size or (64 if on_gpu else 16),
-        workers=workers or 1,
-        rows_per_forward=group or (64 if on_gpu else None),
-    )
-    app = create_app(
-        lm,
-        limits,
-        token=token,
-        hosts=(*LOOPBACK, host) if local and token is None else None,
-        name=name,
-        # of torch, for each worker: said aloud, since OpenMP's own choice is slower here
-        threads=None if on_gpu else max(1, torch.get_num_threads() // limits.workers),
-        lent=True,
-    )
-    run(app, host, port, log_level, lambda address: typer.echo(greeting(app.state.service, address), err=True))
+    app = spec.app(token=door.token, hosts=door.hosts, lent=True)
+    service = app.state.service
+    about = f"{_about(service.lm, service.name)} on {service.lm.device}"
+    run(app, door.host, door.port, door.log_level, lambda address: _greet(about, address))
+
+
+def _on_ray(spec: ServeSpec, door: Door, address: str, replicas: Replicas) -> None:
+    """Several of them on Ray, and this process in front."""
+    from scdd.cluster.serving import serve_replicas
+    from scdd.serve.service import model_id
+
+    lm = replace(
+        spec, device="cpu", compiled=False
+    ).load()  # mistakes are better heard from here than from each replica
+    name, room = spec.name or model_id(lm.name), lm.engine.room
+    spec = replace(spec, name=name, length=spec.length or 4 * room)
+    said = _about(lm, name)
+    del lm
+
+    def greet(place: str, resources: str) -> None:
+        _greet(f"{said} on Ray, {resources}", place)
+
+    serve_replicas(spec, door, address, replicas, greet)
 
 
 def _checked_token(token: str | None, host: str, open_to: bool) -> str | None:
@@ -124,14 +158,19 @@ def _check_numbers(port: int, limits: dict[str, float | None]) -> None:
             raise UserError(f"{option} is {value}: give a number above 0.")
 
 
-def greeting(service: Service, address: str) -> str:
-    """What is served, and where."""
-    lm = service.lm
-    size = f"{service.parameters / 1e6:.1f} M parameters, context {lm.context}, on {lm.device}"
-    return (
-        f"Serving {lm.name} ({lm.engine.process_name}, {size}) as {service.name!r}; Ctrl+C stops it.\n"
+def _about(lm: LM, name: str) -> str:
+    """What is served."""
+    size = sum(parameter.numel() for parameter in lm.network.parameters()) / 1e6
+    return f"{lm.name} ({lm.engine.process_name}, {size:.1f} M parameters, context {lm.context}) as {name!r}"
+
+
+def _greet(what: str, address: str) -> None:
+    """Say what is served, and where."""
+    typer.echo(
+        f"Serving {what}; Ctrl+C stops it.\n"
         f"  playground  {address}/\n"
-        f"  API         {address}/docs, for OpenAI's clients {address}/v1"
+        f"  API         {address}/docs, for OpenAI's clients {address}/v1",
+        err=True,
     )
 
 

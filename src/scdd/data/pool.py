@@ -17,6 +17,7 @@ from scdd.core.errors import UserError
 
 A = TypeVar("A")
 B = TypeVar("B")
+AHEAD = 4  # items that are held for each worker
 
 
 def ordered_map(function: Callable[[A], B], items: Iterator[A], workers: int) -> Generator[B, None, None]:
@@ -46,7 +47,7 @@ def ordered_map(function: Callable[[A], B], items: Iterator[A], workers: int) ->
 
 def _answers(items: Iterator[Any], idle: list[Connection]) -> Iterator[Any]:
     """Hand one item at a time to each idle process, and yield the answers in the items' order."""
-    window = 4 * len(idle)
+    window = AHEAD * len(idle)
     busy: dict[Connection, int] = {}
     done: dict[int, tuple[Exception | None, Any]] = {}
     sent = given = 0
@@ -82,14 +83,17 @@ def _serve(function: Callable[[Any], Any], connection: Connection) -> None:
             item = connection.recv()
         except (EOFError, ConnectionError):
             return
-        answer: tuple[Exception | None, Any]
         try:
-            answer = (None, function(item))
-        except UserError as error:
-            answer = (error, None)
-        except Exception:
-            answer = (RuntimeError(f"in a worker process:\n{traceback.format_exc()}"), None)
-        try:
-            connection.send(answer)
+            connection.send(attempt(function, item))
         except (BrokenPipeError, ConnectionError):
             return
+
+
+def attempt(function: Callable[[Any], Any], item: Any) -> tuple[Exception | None, Any]:
+    """(None, the answer), or (the error, None) as another process can read it."""
+    try:
+        return None, function(item)
+    except UserError as error:
+        return error, None
+    except Exception:
+        return RuntimeError(f"in a worker process:\n{traceback.format_exc()}"), None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -18,9 +18,9 @@ from typing import Any
 
 from scdd.core.errors import UserError
 from scdd.data.collect import PROGRESS, SPLITS, Collector, Journal, PrepareProgress, require_same
-from scdd.data.corpus import Source, batches, discover, documents
+from scdd.data.corpus import RecordBatch, Source, batches, discover, documents
 from scdd.data.detokenize import detokenizer
-from scdd.data.encode import Encoder, is_valid, position
+from scdd.data.encode import Encoded, Encoder, is_valid, position
 from scdd.data.files import locked, make_folder
 from scdd.data.options import Separator
 from scdd.data.pool import ordered_map
@@ -30,6 +30,8 @@ from scdd.data.tokenizer import LARGEST, SMALLEST, TextTokenizer
 MOST_TOKENS, MOST_WORKERS = 1 << 40, 1024  # beyond any use
 LOOKED_AT = 1 << 16  # documents that are looked through for one to validate on
 USUAL_SHARE = 0.01  # of the documents, for validation
+Pool = Callable[[Encoder, Iterator[RecordBatch]], Generator[Encoded, None, None]]
+"""Who encodes, and answers in order: `ordered_map`'s processes, or machines elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +53,12 @@ class Preparation:
     overwrite: bool = False
 
 
-def prepare(job: Preparation) -> Iterator[PrepareProgress]:
-    """Make `job.out`: tokenizer.json, shards, index.json. Yields progress; runs as fast as it is asked."""
-    fraction = _check(job)
+def prepare(job: Preparation, pool: Pool | None = None) -> Iterator[PrepareProgress]:
+    """Make `job.out`: tokenizer.json, shards, index.json. Yields progress; runs as fast as it is asked.
+
+    `pool` works in place of `job.workers` processes of this machine's.
+    """
+    fraction, pool = _check(job), pool or partial(ordered_map, workers=job.workers)
     look = partial(discover, field=job.field, separator=job.separator)
     taught, held = look(job.sources, split="hash" if fraction else "train"), look(job.valid, split="valid")
     taught, left_out = _apart(taught, held)
@@ -71,7 +76,7 @@ def prepare(job: Preparation) -> Iterator[PrepareProgress]:
             return
         journal = Journal.open(job.out, about, sources)
         try:
-            yield from _work(job, sources, fraction, given, about, journal)
+            yield from _work(job, pool, sources, fraction, given, about, journal)
         except UserError:
             if not any(info.shards for info in journal.splits.values()):
                 _clear(job.out)  # no more than a tokenizer, and of a text that must change
@@ -82,6 +87,7 @@ def prepare(job: Preparation) -> Iterator[PrepareProgress]:
 
 def _work(
     job: Preparation,
+    pool: Pool,
     sources: list[Source],
     fraction: float,
     given: TextTokenizer | None,
@@ -97,7 +103,7 @@ def _work(
     encoder = Encoder(sources, tokenizer, job.detokenizer, fraction)
     collector = Collector(job.out, job.shard_tokens, journal, tokenizer.hash)
     total = sum(source.size for source in sources)
-    with contextlib.closing(ordered_map(encoder, batches(sources, journal.place), job.workers)) as encoded:
+    with contextlib.closing(pool(encoder, batches(sources, journal.place))) as encoded:
         for batch in encoded:
             collector.add(batch)
             yield collector.progress("tokens", batch.position, total)

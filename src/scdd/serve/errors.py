@@ -88,6 +88,12 @@ def stopping() -> ApiError:
     return ApiError(503, "The server is shutting down.", "server_error", code="draining", headers={"Retry-After": "10"})
 
 
+def lost() -> ApiError:
+    """The copy of the model that had the request has died, or there is none just now."""
+    message = "The part of the server that had this request is gone: send it again."
+    return ApiError(503, message, "server_error", code="replica_lost", headers={"Retry-After": "1"})
+
+
 def as_api_error(error: BaseException) -> ApiError:
     """Any exception as an answer. A bug keeps its traceback in the log and its details out of the answer."""
     if isinstance(error, ApiError):

@@ -11,9 +11,11 @@ from collections.abc import Callable
 
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from scdd.core.errors import UserError
 from scdd.serve import connections
+from scdd.serve.spec import Door
 
 GRACE = 5.0  # seconds beyond the time limit of a request
 
@@ -45,11 +47,17 @@ def server(
     app: FastAPI, host: str, port: int, log_level: str = "info", ready: Callable[[str], None] | None = None
 ) -> Server:
     """A server that can be run; `ready` is told its address when it listens."""
-    seconds = app.state.service.limits.seconds
+    return server_of(app, app.state.service.limits.seconds, Door(host, port, log_level=log_level), ready)
+
+
+def server_of(app: ASGIApp, seconds: float, door: Door, ready: Callable[[str], None] | None = None) -> Server:
+    """The same of any application. `seconds`: the time limit of a request."""
+    log_level = door.log_level
     config = uvicorn.Config(
         app,
-        host=host,
-        port=port,
+        host=door.host,
+        port=door.port,
+        loop="asyncio",  # whatever else is installed: what is known of its connections holds for this one
         http=type("Connection", (connections.Connection,), {"most": connections.room()}),
         ws="none",
         log_level=log_level,
@@ -72,6 +80,12 @@ def run(app: FastAPI, host: str, port: int, log_level: str, ready: Callable[[str
     a nano model on two cores: 9 ms here, 13 ms in another thread).
     """
     made, scheduler = server(app, host, port, log_level, ready), app.state.service.scheduler
+    app.state.service.warm_up()
+    until_signalled(made, scheduler.work, lambda: scheduler.close(wait=0.0))
+
+
+def until_signalled(made: Server, meanwhile: Callable[[], object], after: Callable[[], None]) -> None:
+    """Talk in another thread until a signal comes, and then `after`; this thread does something else meanwhile."""
 
     def talk() -> None:
         try:
@@ -79,20 +93,19 @@ def run(app: FastAPI, host: str, port: int, log_level: str, ready: Callable[[str
         except SystemExit:  # uvicorn's way to say that it could not start
             pass
         finally:
-            scheduler.close(wait=0.0)
+            after()
 
-    app.state.service.warm_up()
     before = {sign: signal.signal(sign, made.handle_exit) for sign in (signal.SIGTERM, signal.SIGINT)}
     thread = threading.Thread(target=talk, name="scdd-http", daemon=True)
     thread.start()
     try:
-        scheduler.work()
+        meanwhile()
         thread.join()
     finally:
         for sign, handler in before.items():
             signal.signal(sign, handler)
     if not made.started:
         raise UserError(
-            f"--port {port} on --host {host} cannot be bound: another program may have it, or the address is not this "
-            "machine's; choose another."
+            f"--port {made.config.port} on --host {made.config.host} cannot be bound: another program may have it, or the "
+            "address is not this machine's; choose another."
         )

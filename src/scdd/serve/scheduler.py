@@ -83,6 +83,10 @@ class Scheduler:
         under_way = sum(max(0.0, self._pace * cost - (now - since)) for cost, since in self._busy.values())
         return (waiting + under_way) / self.limits.workers
 
+    def alive(self) -> bool:
+        """Whether every worker thread is at its place."""
+        return all(worker.is_alive() for worker in self._workers)
+
     def close(self, wait: float | None = None) -> None:
         """Take nothing new, finish what was taken, and end the workers."""
         with self._changed:

@@ -53,7 +53,7 @@ def evaluate(
         raise UserError("Generative perplexity needs a reference LM: name one (the paper's is gpt2-large).")
     opened = model if isinstance(model, EvalModel) else open_model(model)
     device = opened.lm.device
-    spec = sampling or SamplingSpec(usual_num(device))
+    spec = sampling or SamplingSpec(usual_num(device.type))
     scorer: Any = reference_lm
     if isinstance(reference_lm, str | Path):
         scorer = open_reference_lm(str(reference_lm), device)

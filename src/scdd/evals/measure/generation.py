@@ -31,9 +31,9 @@ from scdd.samplers.intrinsic import intrinsic
 SHOWN = 4  # texts kept in a measurement for the report
 
 
-def usual_num(device: torch.device) -> int:
-    """How many samples are drawn when nobody says how many."""
-    return 1024 if device.type == "cuda" else 64
+def usual_num(device: str) -> int:
+    """How many samples are drawn on such a device when nobody says how many."""
+    return 1024 if device == "cuda" else 64
 
 
 def draw(context: MeasureContext, model: EvalModel, spec: SamplingSpec, follow: bool = True) -> list[WalkedRow]:

@@ -26,6 +26,20 @@ PAPERS_MASKED = {None: "MDLM", "ancestral": "MDLM", "remdm-cap": "ReMDM-Cap 0.01
 
 
 @dataclass(frozen=True)
+class ModelSource:
+    """Where a model came from: enough for another process to open it."""
+
+    source: str | None
+    label: str | None
+    process: str | None = None
+    overrides: tuple[str, ...] = ()
+
+    def open(self, device: str | torch.device) -> EvalModel:
+        """The model again."""
+        return open_model(self.source, self.label, process=self.process, device=device, overrides=self.overrides)
+
+
+@dataclass(frozen=True)
 class EvalModel:
     """What every measurement is given. `identity` goes into the hash of a measurement, `recipe` into its record."""
 
@@ -33,6 +47,8 @@ class EvalModel:
     lm: LM
     identity: dict[str, Any]
     recipe: str | None = None
+    source: ModelSource | None = None
+    """None for one that was made in Python."""
 
     @property
     def engine(self) -> Engine:
@@ -96,7 +112,10 @@ def open_model(
     if changes:
         identity["changes"] = list(changes)
     place = lm.name if isinstance(source, LM) else source
-    return EvalModel(label or ("bundled" if place is None else Path(place).name or str(place)), lm, identity, recipe)
+    name, again = label or ("bundled" if place is None else Path(place).name or str(place)), None
+    if not isinstance(source, LM) and not isinstance(process, Process):
+        again = ModelSource(None if source is None else str(source), name, process, changes)
+    return EvalModel(name, lm, identity, recipe, again)
 
 
 def weights_hash(lm: LM) -> str:

@@ -92,14 +92,14 @@ class Store:
 
         `text` is what people call the text it is about; like the label it is no part of the hash.
         """
-        asked = {"model": model.identity, **_plain(settings)}
-        path = self.folder / FOLDER / f"{kind}-{digest(kind, asked)}.json"
+        asked = {"model": model.identity, **plain(settings)}
+        path = self.path(kind, asked)
         stored = self.world.broadcast(_content(path) if self.world.is_main and path.is_file() else "")
         if stored:
             return self._renamed(parsed(stored, path), path, model.label, text)
         self._asked.add(path)
         start = time.time()
-        result = _plain(measure())
+        result = plain(measure())
         device, machine = self.world.device, f"cpu ({platform.machine()})"
         made = {
             "versions": versions(),
@@ -117,6 +117,10 @@ class Store:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_json(path, new.json())
         return new
+
+    def path(self, kind: str, asked: dict[str, Any]) -> Path:
+        """The file of the measurement of these settings, the model's identity among them."""
+        return self.folder / FOLDER / f"{kind}-{digest(kind, asked)}.json"
 
     def _renamed(self, stored: Measurement, path: Path, label: str, text: str) -> Measurement:
         """`stored` under its present names, which replace older ones: it may have been measured before it had any."""
@@ -186,7 +190,7 @@ def parsed(text: str, path: Path) -> Measurement:
         raise UserError(f"{path} is damaged ({error}): delete it, and it will be measured again.") from error
 
 
-def _plain(value: dict[str, Any]) -> dict[str, Any]:
+def plain(value: dict[str, Any]) -> dict[str, Any]:
     """As the file will hold it: lists for tuples."""
     return cast(dict[str, Any], json.loads(json.dumps(value)))
 

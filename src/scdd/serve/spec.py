@@ -1,0 +1,76 @@
+"""What is to be served, as plain data: whoever serves it, here or on another machine, makes the same application of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import torch
+from fastapi import FastAPI
+
+from scdd.lm.loading import load
+from scdd.lm.model import LM
+from scdd.serve.app import create_app
+from scdd.serve.limits import Limits
+
+ROWS = {"cpu": 16, "gpu": 64}  # texts drawn together
+
+
+class Door(NamedTuple):
+    """Where a server listens, and whom it lets in."""
+
+    host: str
+    port: int
+    token: str | None = None
+    hosts: tuple[str, ...] | None = None
+    log_level: str = "info"
+
+
+@dataclass(frozen=True)
+class ServeSpec:
+    """A model and its limits. What is None is chosen to suit the model and the device."""
+
+    model: str | None = None
+    process: str | None = None
+    device: str | None = None
+    changes: tuple[str, ...] = ()
+    compiled: bool = False
+    name: str | None = None
+    limits: Limits = field(default_factory=Limits)
+    length: int | None = None
+    batch: int | None = None
+    group: int | None = None
+
+    def load(self) -> LM:
+        """The model, on its device."""
+        lm = load(self.model, process=self.process, device=self.device, overrides=self.changes)
+        if self.compiled:
+            lm.compile()
+        return lm
+
+    def limits_of(self, lm: LM) -> Limits:
+        """The limits of this model on its device."""
+        on_gpu = lm.device.type != "cpu"
+        return replace(
+            self.limits,
+            length=self.length or 4 * lm.engine.room,
+            batch=self.batch or ROWS["gpu" if on_gpu else "cpu"],
+            rows_per_forward=self.group or (64 if on_gpu else None),
+        )
+
+    def app(
+        self,
+        *,
+        token: str | None = None,
+        hosts: Iterable[str] | None = None,
+        threads: int | None = None,
+        lent: bool = False,
+    ) -> FastAPI:
+        """The application. `threads`: of torch, for all workers together; see `create_app` for the others."""
+        lm = self.load()
+        limits = self.limits_of(lm)
+        # said aloud, since OpenMP's own choice is slower
+        each = max(1, (threads or torch.get_num_threads()) // limits.workers)
+        share = each if lm.device.type == "cpu" else None
+        return create_app(lm, limits, token=token, hosts=hosts, name=self.name, threads=share, lent=lent)
