@@ -1,0 +1,327 @@
+"""From a scale to its parts: every training, every tuning, every measurement, each under a name and a hash of its own.
+
+A part is plain data. Its id is a hash of all that its result depends on, so that finished parts are found again whatever
+order, machine or session they were done in; names are what people select and read.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from scdd.core.errors import UserError
+from scdd.evals.measure.store import fingerprint
+from scdd.recipe.load import load, to_dict
+from scdd.recipe.sections import Recipe
+from scdd.reproduce import options as o
+from scdd.training.options import CHANGEABLE
+
+STAGES = ("data", "train", "continue", "tune", "measure")
+"""A stage begins when the one before it is over; `continue` are trainings that start from others."""
+PREPARED, RUNS = "data", "runs"
+WAY = ("sampler", "grid", "final", "top_p", "temperature")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One training, one tuning or one measurement."""
+
+    name: str
+    kind: str
+    stage: str
+    id: str
+    training: str = ""
+    seed: int = 0
+    system: str = ""
+    convention: str = "ours"
+    tuned: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """What the work needs to know, as plain data."""
+    needs: tuple[str, ...] = ()
+    """Names of the parts whose results it uses."""
+    work: Mapping[str, float] = field(default_factory=dict)
+    """Tokens by what is done with them, for the estimate: train, read, draw, judge."""
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What a user chooses besides the scale."""
+
+    data: str | None = None
+    """Folder of shards in place of the scale's corpus."""
+    reference: str | None = None
+    """Language model that judges, in place of the scale's."""
+    llm: str | None = None
+    """Name of the model at an OpenAI endpoint, for the LLM judge; None leaves that out."""
+    base_url: str | None = None
+    benchmarks: str | None = None
+    """Folder of the zero-shot tasks."""
+
+
+def make_plan(scale: o.Scale, out: Path, choices: Choices = Choices()) -> list[Part]:
+    """All parts of a scale, in an order in which they can be done."""
+    return _Planner(scale, out, choices).parts()
+
+
+def chosen(parts: Sequence[Part], patterns: Sequence[str]) -> list[Part]:
+    """The parts whose names match one of the patterns, with all that they need; all of them without a pattern."""
+    if not patterns:
+        return list(parts)
+    by_name = {part.name: part for part in parts}
+    wanted: set[str] = set()
+    for pattern in patterns:
+        found = [name for name in by_name if fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(name, f"*{pattern}*")]
+        if not found:
+            raise UserError(f"only {pattern} is no part's name: --dry-run lists them.", "only")
+        while found:
+            name = found.pop()
+            if name not in wanted:
+                wanted.add(name)
+                found += by_name[name].needs
+    return [part for part in parts if part.name in wanted]
+
+
+class _Planner:
+    def __init__(self, scale: o.Scale, out: Path, choices: Choices) -> None:
+        self.scale, self.out, self.choices = scale, out, choices
+        self.ids: dict[str, str] = {}
+        self.recipes = {name: self._recipe(name, scale.seeds_of(name)[0]) for name in scale.trainings}
+
+    def parts(self) -> list[Part]:
+        data, plans = self._data(), self.scale.trainings
+        first = [name for name in plans if plans[name].start_from is None]
+        made = [data] if data else []
+        for name in (*first, *(name for name in plans if name not in first)):
+            made += [self._noted(self._training(name, seed)) for seed in self.scale.seeds_of(name)]
+        if self.scale.tuning is not None:
+            made += [self._noted(self._tuning(name)) for name in self.scale.systems if not self._autoregressive(name)]
+        for one in self.scale.measurements:
+            made += list(self._measurements(one))
+        names = [part.name for part in made]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise UserError(f"{self.scale.name} measures {twice} twice: leave one of the two out.")
+        return made
+
+    def _noted(self, part: Part) -> Part:
+        self.ids[part.name] = part.id
+        return part
+
+    # -- text and trainings ---------------------------------------------------------------------------------------------
+
+    def _data(self) -> Part | None:
+        corpus = self.scale.corpus
+        if corpus is None or corpus.path is not None or self.choices.data is not None:
+            return None
+        settings = {"sources": list(corpus.sources), "vocab": corpus.vocab_size, "valid": corpus.valid_fraction}
+        return self._noted(Part("data", "data", "data", fingerprint(["data", settings]), settings=settings))
+
+
+    def _changes(self, name: str, seed: int) -> list[str]:
+        plan, path = self.scale.trainings[name], corpus_path(self.scale, self.out, self.choices)
+        changes = [*self.scale.changes, *plan.changes, f"name={name}", f"seed={seed}"]
+        if path is not None:
+            changes += ["data.kind=shards", f"data.path='{path}'"]
+        if plan.start_from is not None:
+            changes.append(f"training.start_from='{run_folder(self.out, plan.start_from, seed)}'")
+        return changes
+
+    def _recipe(self, name: str, seed: int) -> Recipe:
+        return load(self.scale.trainings[name].recipe, self._changes(name, seed))
+
+    def _training(self, name: str, seed: int) -> Part:
+        plan, spec = self.scale.trainings[name], self._recipe(name, seed)
+        tree = to_dict(spec)
+        tree["data"].pop("path")  # folders move; the text is told by `data`
+        tree["training"] = {
+            k: v for k, v in tree["training"].items() if k == "steps" or k not in (*CHANGEABLE, "start_from")
+        }
+        parent = training_name(plan.start_from, seed) if plan.start_from else None
+        needs = [*(["data"] if "data" in self.ids else []), *([parent] if parent else [])]
+        content = [tree, self.ids.get("data", self._corpus_name()), self.ids.get(parent or "")]
+        tokens = spec.training.steps * spec.training.batch_size * spec.data.length
+        return Part(
+            name=training_name(name, seed), kind="train", stage="continue" if parent else "train",
+            id=fingerprint(["train", content]), training=name, seed=seed, needs=tuple(needs), work={"train": tokens},
+            settings={"recipe": plan.recipe, "changes": self._changes(name, seed), "steps": spec.training.steps},
+        )  # fmt: skip
+
+    def _corpus_name(self) -> str:
+        path = corpus_path(self.scale, self.out, self.choices)
+        return "" if path is None else Path(path).name
+
+    # -- systems --------------------------------------------------------------------------------------------------------
+
+    def _autoregressive(self, system: str) -> bool:
+        return self.recipes[self.scale.systems[system].training].process.kind == "ar"
+
+    def _noisy(self, system: str) -> bool:
+        chosen = self.scale.systems[system]
+        kind = (chosen.process or self.recipes[chosen.training].process.kind).partition(":")[0]
+        return kind in ("scdd", "gidd") and chosen.sampler is None
+
+    def _way(self, system: str) -> dict[str, Any]:
+        """How a system draws, as plain data."""
+        chosen = self.scale.systems[system]
+        values = {name: getattr(chosen, name) for name in WAY}
+        plain = {name: value for name, value in values.items() if value is not None}
+        if chosen.sampler is not None:
+            plain["sampler"] = {"kind": chosen.sampler.kind, **asdict(chosen.sampler)}
+        return plain | ({"process": chosen.process} if chosen.process else {})
+
+    def _reference(self) -> tuple[dict[str, Any] | None, list[str]]:
+        """(Who judges, the part that trains it)."""
+        asked = self.scale.reference
+        if asked is None:
+            return None, []
+        if self.choices.reference is not None or asked.training is None:
+            return {"model": self.choices.reference or asked.model}, []
+        name = training_name(asked.training, self.scale.seeds_of(asked.training)[0])
+        return {"training": asked.training, "seed": self.scale.seeds_of(asked.training)[0], "id": self.ids[name]}, [name]
+
+    def _tuning(self, system: str) -> Part:
+        rule, chosen = self.scale.tuning, self.scale.systems[system]
+        assert rule is not None
+        seed = self.scale.seeds_of(chosen.training)[0]
+        reference, judge = self._reference()
+        grids = {"temperature": list(rule.temperature), "grid": list(rule.grid)}
+        own = {name: list(values) for name, values in chosen.tune.items()}
+        settings = {
+            **{"way": self._way(system), "shared": grids, "own": own, "reference": reference},
+            **{name: getattr(rule, name) for name in ("nfe", "num", "seed", "entropy_loss")},
+        }
+        count = 1
+        for values in (*grids.values(), *own.values()):
+            count *= len(values)
+        training = training_name(chosen.training, seed)
+        tokens = count * rule.num * self.recipes[chosen.training].data.length
+        return Part(
+            name=f"tune/{system}", kind="tune", stage="tune", id=fingerprint(["tune", self.ids[training], settings]),
+            training=chosen.training, seed=seed, system=system, settings=settings, needs=(training, *judge),
+            work={"draw": tokens * rule.nfe, "judge": tokens},
+        )  # fmt: skip
+
+    # -- measurements ---------------------------------------------------------------------------------------------------
+
+    def _measurements(self, one: o.MeasurementOptions) -> Iterator[Part]:
+        if isinstance(one, o.JudgedOptions):
+            yield from self._judged(one)
+            return
+        for system in self._systems(one):
+            training = self.scale.systems[system].training
+            for seed in self.scale.seeds_of(training):
+                for convention in one.conventions:
+                    for part in self._of_system(one, system, seed, convention):
+                        yield self._noted(part)
+
+    def _systems(self, one: o.MeasuringOptions) -> list[str]:
+        if one.systems is not None:
+            return list(one.systems)
+        systems = list(self.scale.systems)
+        if isinstance(one, o.DrawnOptions):
+            return systems if isinstance(one, o.GenerationOptions) else [s for s in systems if self._noisy(s)]
+        if isinstance(one, o.RecoveryOptions):
+            systems = [s for s in systems if self._noisy(s)]
+        # of the weights alone: once for each training, and not for heads beside frozen weights
+        kept: dict[tuple[str, str | None], str] = {}
+        for name in systems:
+            chosen = self.scale.systems[name]
+            if self.scale.trainings[chosen.training].start_from is None:
+                kept.setdefault((chosen.training, chosen.process), name)
+        return list(kept.values())
+
+    def _of_system(self, one: o.MeasuringOptions, system: str, seed: int, convention: str) -> Iterator[Part]:
+        training = self.scale.systems[system].training
+        spec = self.recipes[training]
+        base = Part(
+            name=f"measure/{{kind}}/{system}/seed-{seed}/{convention}", kind="", stage="measure", id="",
+            training=training, seed=seed, system=system, convention=convention,
+            settings={"way": self._way(system), "options": dict(one.options), "seed": seed},
+            needs=(training_name(training, seed),),
+        )  # fmt: skip
+        length = spec.data.length
+        if isinstance(one, o.LikelihoodOptions):
+            tokens = (one.rows or 4000) * length * (1 if spec.process.kind == "ar" else one.looks)
+            yield self._finished(base, "likelihood", {"looks": one.looks, "rows": one.rows}, "", {"read": tokens})
+        elif isinstance(one, o.ZeroShotOptions):
+            asked = {"tasks": list(one.tasks), "passes": one.passes, "limit": one.limit}
+            asked |= {"data": one.data or self.choices.benchmarks}
+            tokens = (one.limit or 2000) * (len(one.tasks) or 7) * 3 * min(length, 64) * one.passes
+            yield self._finished(base, "zero-shot", asked, "", {"read": tokens})
+        elif isinstance(one, o.RecoveryOptions):
+            reference, judge = self._reference()
+            base = replace(base, needs=(*base.needs, *judge))
+            for number, repair in enumerate(one.repairs):
+                for count in one.counts:
+                    asked = {"count": count, "repair": dict(repair), "rows": one.rows, "reference": reference}
+                    detail = f"k-{count}" + (f"-repair-{number}" if len(one.repairs) > 1 else "")
+                    tokens = one.rows * length
+                    yield self._finished(base, "recovery", asked, detail, {"draw": tokens, "judge": 3 * tokens})
+        elif isinstance(one, o.DrawnOptions):
+            yield from self._drawn(one, base)
+
+    def _drawn(self, one: o.DrawnOptions, base: Part) -> Iterator[Part]:
+        """Samples at each budget, and once more as they were tuned; tuning is of our own convention."""
+        kind = "generation" if isinstance(one, o.GenerationOptions) else "correction"
+        reference, judge = self._reference()
+        length = one.length or self.recipes[base.training].data.length
+        alone = self._autoregressive(base.system)
+        may_tune = one.tuned and base.convention == "ours" and not alone
+        budgets = one.nfe[:1] if alone else one.nfe  # a token an evaluation, whatever is asked for
+        for tuned in (False, True) if may_tune else (False,):
+            tuning = [f"tune/{base.system}"] if tuned else []
+            for nfe in budgets:
+                asked = {"nfe": nfe, "num": one.num, "length": one.length, "reference": reference}
+                texts = one.num * length
+                walks, read = (2, 3) if kind == "correction" else (1, 1)
+                work = {"draw": float(walks * texts * (length if alone else nfe)), "judge": float(read * texts)}
+                part = replace(base, tuned=tuned, needs=(*base.needs, *judge, *tuning))
+                yield self._finished(part, kind, asked, f"nfe-{nfe}", work)
+
+    def _judged(self, one: o.JudgedOptions) -> Iterator[Part]:
+        if self.choices.llm is None:
+            return
+        first, second = (self.scale.systems[name].training for name in (one.first, one.second))
+        seeds = [seed for seed in self.scale.seeds_of(first) if seed in self.scale.seeds_of(second)]
+        for seed in seeds:
+            for nfe in one.nfe:
+                needs = training_name(first, seed), training_name(second, seed)
+                asked = {
+                    **{"nfe": nfe, "rows": one.rows, "second": second, "against": one.second},
+                    **{"second_way": self._way(one.second), "llm": self.choices.llm, "base_url": self.choices.base_url},
+                }
+                base = Part(
+                    name=f"measure/{{kind}}/{one.first}/seed-{seed}/ours", kind="", stage="measure", id="", training=first,
+                    seed=seed, system=one.first, needs=tuple(dict.fromkeys(needs)),
+                    settings={"way": self._way(one.first), "options": dict(one.options), "seed": seed},
+                )  # fmt: skip
+                tokens = 2.0 * one.rows * self.recipes[first].data.length * nfe
+                yield self._noted(self._finished(base, "judge", asked, f"{one.second}/nfe-{nfe}", {"draw": tokens}))
+
+    def _finished(
+        self, base: Part, kind: str, asked: Mapping[str, Any], detail: str, work: Mapping[str, float]
+    ) -> Part:
+        settings = {**base.settings, **asked}
+        content = [kind, base.convention, base.tuned, settings, [self.ids[name] for name in base.needs]]
+        name = base.name.format(kind=kind) + ("-tuned" if base.tuned else "") + (f"/{detail}" if detail else "")
+        return replace(base, name=name, kind=kind, id=fingerprint(content), settings=settings, work=work)
+
+
+def corpus_path(scale: o.Scale, out: Path, choices: Choices) -> str | None:
+    """The folder of shards; None where each recipe has its own."""
+    if choices.data is not None or scale.corpus is None:
+        return choices.data
+    return scale.corpus.path or str((out / PREPARED).resolve())
+
+
+def training_name(training: str, seed: int) -> str:
+    """The part that trains it."""
+    return f"train/{training}/seed-{seed}"
+
+
+def run_folder(out: Path, training: str, seed: int) -> Path:
+    """Where a training is."""
+    return (out / RUNS / training / f"seed-{seed}").resolve()
