@@ -9,7 +9,7 @@ correct (`tab:correction_rate`, Figures `fig:ablation1-1`, `fig:ablation1-2`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from scdd.evals.measure.model import EvalModel
 from scdd.evals.measure.reference_lm import ReferenceLM, TextNats, columns, gen_ppl, scored, short_ppl
 from scdd.evals.measure.specs import SamplingSpec
 from scdd.evals.measure.store import MeasureContext, Measurement, shared
-from scdd.evals.measure.walk import StartRows, WalkedRow, sampling_plan, settled, text_length, walk
+from scdd.evals.measure.walk import StartRows, WalkedRow, filters_used, sampling_plan, settled, text_length, walk
 from scdd.processes.autoregressive import Autoregressive
 from scdd.processes.base import Process
 from scdd.samplers.base import Grid
@@ -107,7 +107,7 @@ def measure_samples(context: MeasureContext, model: EvalModel, spec: SamplingSpe
             "texts": [model.engine.text(row) for row in tokens],
             "before": [model.engine.text(row) for row in before],
             "nfe": stats.mean([row.nfe for row in rows])._asdict(),
-            **{"sampler": plan.sampler.name, "final": plan.final, "steps": plan.steps, "filters": asdict(plan.filters)},
+            **{"sampler": plan.sampler.name, "final": plan.final, "steps": plan.steps, "filters": filters_used(plan)},
             "diversity": diversity(tokens, spec.seed),
             "correction": rates(moves, length, model.lm.process, plan.times),
             "length": length,
