@@ -25,7 +25,10 @@ SHOWN = 20  # failures that are told
 
 def reproduce(
     scale: Annotated[
-        str, typer.Argument(metavar="SCALE", help="toy (CPU, minutes), small (one GPU, hours), paper (eight GPUs, weeks), or a file.")
+        str,
+        typer.Argument(
+            metavar="SCALE", help="toy (CPU, minutes), small (one GPU, hours), paper (eight GPUs, weeks), or a file."
+        ),
     ],
     out: Annotated[Path, typer.Option(help="Folder of everything; the same command again goes on there.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan with time and cost, and stop.")] = False,
@@ -34,20 +37,21 @@ def reproduce(
     ] = False,
     only: Annotated[
         list[str] | None,
-        typer.Option(metavar="PATTERN", help="Only parts whose names hold this, and what they need; may be repeated."),
+        typer.Option(
+            metavar="PATTERN",
+            help="Only parts whose names hold this, and what they need: tune/, likelihood, TRAINING/seed-0; may be repeated.",
+        ),
     ] = None,
     minutes: Annotated[
-        float | None, typer.Option(help="Begin nothing after so many minutes, and stop what runs; the rest is for next time.")
+        float | None,
+        typer.Option(help="Begin nothing after so many minutes, and stop what runs; the rest is for next time."),
     ] = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Processes at a time; default: one a GPU, or one a core without GPUs.")
     ] = None,
-    data: Annotated[
-        str | None, typer.Option(metavar="FOLDER", help="Prepared text in place of the scale's.")
-    ] = None,
+    data: Annotated[str | None, typer.Option(metavar="FOLDER", help="Prepared text in place of the scale's.")] = None,
     judge: Annotated[
-        str | None,
-        typer.Option(metavar="NAME|PATH", help="Causal LM that judges texts, in place of the scale's."),
+        str | None, typer.Option(metavar="NAME|PATH", help="Causal LM that judges texts, in place of the scale's.")
     ] = None,
     benchmarks: Annotated[
         str | None, typer.Option(metavar="FOLDER", help="Files of the zero-shot tasks; default: SCDD_BENCHMARKS.")
@@ -55,10 +59,10 @@ def reproduce(
     llm: Annotated[
         str | None, typer.Option("--llm", help="Also the LLM judge: its name at an OpenAI endpoint. It may cost money.")
     ] = None,
-    base_url: Annotated[
-        str | None, typer.Option(help="Address of that endpoint; the key is OPENAI_API_KEY.")
+    base_url: Annotated[str | None, typer.Option(help="Address of that endpoint; the key is OPENAI_API_KEY.")] = None,
+    price: Annotated[
+        float | None, typer.Option(min=0, help="Price of an hour of one process, for the estimate.")
     ] = None,
-    price: Annotated[float | None, typer.Option(min=0, help="Price of an hour of one process, for the estimate.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
 ) -> None:
     """Train every system for every seed, tune, measure, and say which of the paper's claims hold.
@@ -78,13 +82,15 @@ def reproduce(
     records = Records(out)
     if report:
         if not out.is_dir() or not records.read():
-            raise UserError(f"{out} holds no records: run `scdd reproduce {scale} --out {out}` first, or name another folder.")
+            raise UserError(
+                f"{out} holds no records: run `scdd reproduce {scale} --out {out}` first, or name another folder."
+            )
     else:
         wanted = planning.chosen(parts, only or ())
         _run(chosen_scale, choices, wanted, parts, records, _Wishes(dry_run, minutes, workers, price, quiet))
         if dry_run:
             return
-    for path in write_report(out, chosen_scale, parts, claims):
+    for path in write_report(out, chosen_scale, parts, claims, by_name=report):
         typer.echo(f"wrote {path}")
 
 
@@ -113,8 +119,8 @@ def _run(scale: Any, choices: Any, wanted: list[Part], parts: list[Part], record
     place = Place(records.out, corpus, scale.batch_size)
     tasks = group(todo, place)
     found = records.read()
-    needed = cost.estimate(tasks, scale.rates, parts, found)
-    lines = cost.told(needed, wishes.workers, bool(wishes.gpus), records.out, scale.rates.device, wishes.price)
+    needed = cost.estimate(tasks, scale, parts, found)
+    lines = cost.told(needed, wishes.workers, scale.rates, records.out, wishes.price)
     if wishes.dry_run:
         typer.echo(f"{scale.name}: {scale.about.strip()}\n")
         typer.echo(cost.plan_table(wanted, todo).markdown())

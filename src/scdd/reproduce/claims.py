@@ -38,9 +38,7 @@ KINDS: dict[str, str] = {
     "win_rate": "judge",
 }
 """The measurement that each is of."""
-LOGARITHMIC = frozenset(
-    ("gen_ppl", "ppl_after", "ppl_uncorrected", "ppl_corrupted", "ppl_repaired", "rate_per_step")
-)
+LOGARITHMIC = frozenset(("gen_ppl", "ppl_after", "ppl_uncorrected", "ppl_corrupted", "ppl_repaired", "rate_per_step"))
 """Compared by their logarithms, so that differences are ratios."""
 
 

@@ -11,11 +11,12 @@ from pathlib import Path
 from scdd.evals.report.tables import Table, entries
 from scdd.models.options import DiTOptions
 from scdd.recipe.load import load
-from scdd.reproduce.options import RateOptions
+from scdd.reproduce.options import RateOptions, Scale
 from scdd.reproduce.plan import Part
 from scdd.reproduce.records import Record
 from scdd.reproduce.run import Task
 
+GPT2 = 50_258  # tokens of the paper's vocabulary
 STATES = 4  # averaged and raw weights, two moments: float32 each
 KEPT_TEXTS = 8  # bytes a token of drawn texts: as first seen and as finished
 CALLS = 3  # of a text pair: two grades, one winner
@@ -57,31 +58,33 @@ def own_rates(rates: RateOptions, parts: Sequence[Part], found: Mapping[str, Rec
     return known, measured
 
 
-def estimate(tasks: Sequence[Task], rates: RateOptions, parts: Sequence[Part], found: Mapping[str, Record]) -> Cost:
+def estimate(tasks: Sequence[Task], scale: Scale, parts: Sequence[Part], found: Mapping[str, Record]) -> Cost:
     """What the tasks take."""
+    rates = scale.rates
     known, measured = own_rates(rates, parts, found)
     times = [
-        rates.start + sum(tokens / known[name] for part in task.parts for name, tokens in part.work.items()) for task in tasks
+        rates.start + sum(tokens / known[name] for part in task.parts for name, tokens in part.work.items())
+        for task in tasks
     ]
     every = [part for task in tasks for part in task.parts]
     return Cost(
         seconds=sum(times),
         longest=max(times, default=0.0),
-        disk=sum(_bytes(part) for part in every),
+        disk=sum(_bytes(part, scale) for part in every),
         calls=sum(CALLS * int(part.settings["rows"]) for part in every if part.kind == "judge"),
         rates=known,
         measured=measured,
     )
 
 
-def _bytes(part: Part) -> float:
+def _bytes(part: Part, scale: Scale) -> float:
     """Roughly: checkpoints of a run, texts of a measurement."""
     if part.kind == "train":
         spec = load(part.settings["recipe"], part.settings["changes"])
         weights = 150e6  # of networks whose shape the recipe does not say
         if isinstance(spec.model, DiTOptions):
             shape = spec.model.config()
-            vocab = getattr(spec.data, "vocab_size", 50_000)
+            vocab = scale.corpus.vocab_size if scale.corpus is not None else GPT2
             weights = 12 * shape.depth * shape.width**2 + 2 * vocab * shape.width
         return 4.0 * weights * (STATES + 1) * spec.training.keep_last
     return KEPT_TEXTS * part.work.get("judge", 0.0)
@@ -94,15 +97,14 @@ def plan_table(parts: Sequence[Part], todo: Sequence[Part]) -> Table:
     return Table("Parts", ["kind", "planned", "finished", "to do"], rows)
 
 
-def told(cost: Cost, workers: int, gpu: bool, out: Path, device: str, price: float | None = None) -> list[str]:
+def told(cost: Cost, workers: int, rates: RateOptions, out: Path, price: float | None = None) -> list[str]:
     """The estimate in sentences."""
-    unit = "GPU-hours" if gpu else "hours of one process"
     hours = cost.seconds / 3600
     wall = max(cost.seconds / workers, cost.longest) / 3600
-    by = "this folder's own speed" if cost.measured else f"speeds measured on {device}"
-    lines = [f"about {_hours(hours)} {unit}, {_hours(wall)} hours on {workers} at a time, by {by}"]
+    by = "this folder's own speed" if cost.measured else f"speeds measured on {rates.device}"
+    lines = [f"about {_hours(hours)} {rates.unit}, {_hours(wall)} hours with {workers} processes at a time, by {by}"]
     if price is not None:
-        lines.append(f"about {hours * price:,.2f} at {price:g} for an hour")
+        lines.append(f"about {hours * price:,.2f} at {price:g} for an hour of one process")
     room = shutil.disk_usage(_existing(out)).free
     lines.append(f"about {cost.disk / 1e9:,.2f} GB of disk; {room / 1e9:,.1f} GB are free")
     if cost.calls:

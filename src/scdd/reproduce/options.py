@@ -20,10 +20,9 @@ from scdd.core.options import (
     Text,
     VocabSize,
 )
-from scdd.samplers.options import Final, GridKind, SamplerOptions, Steps
+from scdd.samplers.options import Convention, Final, GridKind, SamplerOptions, Steps
 
 Seed = Annotated[int, Interval(ge=0, lt=2**31)]
-Convention = Literal["ours", "authors"]
 
 
 class Lists(Options):
@@ -47,7 +46,7 @@ class CorpusOptions(Options):
     sources: tuple[Text, ...] = ()
     """Text to prepare, as `scdd prepare` takes it; bundled is the package's own."""
     vocab_size: VocabSize = 512
-    """Tokens of the BPE that is trained on the sources."""
+    """Tokens of the BPE that is trained on the sources, or that `path` was prepared with."""
     valid_fraction: Inside = 0.05
     """Share of the documents kept for measuring."""
     how: str = ""
@@ -146,7 +145,7 @@ class MeasuringOptions(Lists):
     systems: tuple[Text, ...] | None = None
     """Which systems; null: all that can be measured so."""
     conventions: tuple[Convention, ...] = ("ours",)
-    """ours, or authors: as the authors' code does it."""
+    """ours, or authors: as the code behind the paper does it."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Further options of the measurement, by their names in `scdd.evals.measure`."""
 
@@ -172,8 +171,8 @@ class DrawnOptions(MeasuringOptions):
     """Texts of each."""
     length: Count | None = None
     """Tokens of a text; null fills the context."""
-    tuned: bool = False
-    """Also each system as it was tuned."""
+    tuned: Literal["no", "also", "only"] = "no"
+    """Each system as it was tuned: not at all, as well, or so alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,7 +246,9 @@ class RateOptions(Options):
     """Measured speeds of one process on the machine that a scale is for; a folder's own replace them once it has some."""
 
     device: Text
-    """The machine that they were measured on."""
+    """What one process has there."""
+    unit: Literal["GPU-hours", "core-hours"] = "GPU-hours"
+    """What an hour of one process is."""
     train: Positive
     """Tokens trained on in a second."""
     read: Positive
@@ -313,7 +314,7 @@ class Scale(Lists):
             named = (one.first, one.second) if isinstance(one, JudgedOptions) else one.systems or ()
             for name in named:
                 _among(f"measurements.{place}", name, self.systems)
-            if isinstance(one, DrawnOptions) and one.tuned and self.tuning is None:
+            if isinstance(one, DrawnOptions) and one.tuned != "no" and self.tuning is None:
                 raise ValueError(f"measurements.{place}.tuned asks for tuned systems, and there is no tuning")
             if isinstance(one, GenerationOptions) and self.reference is None:
                 raise ValueError(f"measurements.{place} needs a language model that judges: give reference")

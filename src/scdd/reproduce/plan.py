@@ -9,6 +9,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,11 @@ class Part:
     work: Mapping[str, float] = field(default_factory=dict)
     """Tokens by what is done with them, for the estimate: train, read, draw, judge."""
 
+    @property
+    def run(self) -> str:
+        """The training run that it is about."""
+        return f"{self.training}/seed-{self.seed}"
+
 
 @dataclass(frozen=True)
 class Choices:
@@ -67,13 +73,18 @@ def make_plan(scale: o.Scale, out: Path, choices: Choices = Choices()) -> list[P
 
 
 def chosen(parts: Sequence[Part], patterns: Sequence[str]) -> list[Part]:
-    """The parts whose names match one of the patterns, with all that they need; all of them without a pattern."""
+    """The parts whose names, or whose runs' names, match one of the patterns, with all that they need; all without a pattern.
+
+    A run's name, TRAINING/seed-N, means its training and everything that is measured of it.
+    """
     if not patterns:
         return list(parts)
     by_name = {part.name: part for part in parts}
     wanted: set[str] = set()
     for pattern in patterns:
-        found = [name for name in by_name if fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(name, f"*{pattern}*")]
+        found = [
+            part.name for part in parts if any(fnmatch.fnmatchcase(n, f"*{pattern}*") for n in (part.name, part.run))
+        ]
         if not found:
             raise UserError(f"only {pattern} is no part's name: --dry-run lists them.", "only")
         while found:
@@ -96,8 +107,7 @@ class _Planner:
         made = [data] if data else []
         for name in (*first, *(name for name in plans if name not in first)):
             made += [self._noted(self._training(name, seed)) for seed in self.scale.seeds_of(name)]
-        if self.scale.tuning is not None:
-            made += [self._noted(self._tuning(name)) for name in self.scale.systems if not self._autoregressive(name)]
+        made += [self._noted(self._tuning(name)) for name in self._tuned_systems()]
         for one in self.scale.measurements:
             made += list(self._measurements(one))
         names = [part.name for part in made]
@@ -118,7 +128,6 @@ class _Planner:
             return None
         settings = {"sources": list(corpus.sources), "vocab": corpus.vocab_size, "valid": corpus.valid_fraction}
         return self._noted(Part("data", "data", "data", fingerprint(["data", settings]), settings=settings))
-
 
     def _changes(self, name: str, seed: int) -> list[str]:
         plan, path = self.scale.trainings[name], corpus_path(self.scale, self.out, self.choices)
@@ -158,10 +167,12 @@ class _Planner:
     def _autoregressive(self, system: str) -> bool:
         return self.recipes[self.scale.systems[system].training].process.kind == "ar"
 
-    def _noisy(self, system: str) -> bool:
+    def _process(self, system: str) -> str:
         chosen = self.scale.systems[system]
-        kind = (chosen.process or self.recipes[chosen.training].process.kind).partition(":")[0]
-        return kind in ("scdd", "gidd") and chosen.sampler is None
+        return (chosen.process or self.recipes[chosen.training].process.kind).partition(":")[0]
+
+    def _noisy(self, system: str) -> bool:
+        return self._process(system) in ("scdd", "gidd") and self.scale.systems[system].sampler is None
 
     def _way(self, system: str) -> dict[str, Any]:
         """How a system draws, as plain data."""
@@ -180,7 +191,15 @@ class _Planner:
         if self.choices.reference is not None or asked.training is None:
             return {"model": self.choices.reference or asked.model}, []
         name = training_name(asked.training, self.scale.seeds_of(asked.training)[0])
-        return {"training": asked.training, "seed": self.scale.seeds_of(asked.training)[0], "id": self.ids[name]}, [name]
+        return {"training": asked.training, "seed": self.scale.seeds_of(asked.training)[0], "id": self.ids[name]}, [
+            name
+        ]
+
+    def _tuned_systems(self) -> list[str]:
+        """Those of which some measurement is tuned."""
+        drawn = [one for one in self.scale.measurements if isinstance(one, o.DrawnOptions) and one.tuned != "no"]
+        asked = {name for one in drawn if "ours" in one.conventions for name in self._systems(one)}
+        return [name for name in self.scale.systems if name in asked and not self._autoregressive(name)]
 
     def _tuning(self, system: str) -> Part:
         rule, chosen = self.scale.tuning, self.scale.systems[system]
@@ -199,7 +218,7 @@ class _Planner:
         training = training_name(chosen.training, seed)
         tokens = count * rule.num * self.recipes[chosen.training].data.length
         return Part(
-            name=f"tune/{system}", kind="tune", stage="tune", id=fingerprint(["tune", self.ids[training], settings]),
+            name=f"tune/{system}", kind="tune", stage="tune", id=fingerprint(["tune", self.ids[training], movable(settings)]),
             training=chosen.training, seed=seed, system=system, settings=settings, needs=(training, *judge),
             work={"draw": tokens * rule.nfe, "judge": tokens},
         )  # fmt: skip
@@ -211,11 +230,18 @@ class _Planner:
             yield from self._judged(one)
             return
         for system in self._systems(one):
-            training = self.scale.systems[system].training
-            for seed in self.scale.seeds_of(training):
-                for convention in one.conventions:
-                    for part in self._of_system(one, system, seed, convention):
-                        yield self._noted(part)
+            seeds = self.scale.seeds_of(self.scale.systems[system].training)
+            for seed, convention in product(seeds, one.conventions):
+                if one.systems is None and convention == "authors" and not self._authors_have(one, system):
+                    continue
+                for part in self._of_system(one, system, seed, convention):
+                    yield self._noted(part)
+
+    def _authors_have(self, one: o.MeasuringOptions, system: str) -> bool:
+        """Whether the authors' convention is about such a system: theirs is of diffusion, their likelihood of SCDD and MDLM."""
+        if isinstance(one, o.LikelihoodOptions) and self._process(system) == "gidd":
+            return False
+        return not self._autoregressive(system)
 
     def _systems(self, one: o.MeasuringOptions) -> list[str]:
         if one.systems is not None:
@@ -269,9 +295,10 @@ class _Planner:
         reference, judge = self._reference()
         length = one.length or self.recipes[base.training].data.length
         alone = self._autoregressive(base.system)
-        may_tune = one.tuned and base.convention == "ours" and not alone
+        may_tune = base.convention == "ours" and not alone
         budgets = one.nfe[:1] if alone else one.nfe  # a token an evaluation, whatever is asked for
-        for tuned in (False, True) if may_tune else (False,):
+        ways = {"no": (False,), "also": (False, True), "only": (True,)}[one.tuned] if may_tune else (False,)
+        for tuned in ways:
             tuning = [f"tune/{base.system}"] if tuned else []
             for nfe in budgets:
                 asked = {"nfe": nfe, "num": one.num, "length": one.length, "reference": reference}
@@ -286,7 +313,7 @@ class _Planner:
             return
         first, second = (self.scale.systems[name].training for name in (one.first, one.second))
         seeds = [seed for seed in self.scale.seeds_of(first) if seed in self.scale.seeds_of(second)]
-        for seed in seeds:
+        for seed, convention in product(seeds, one.conventions):
             for nfe in one.nfe:
                 needs = training_name(first, seed), training_name(second, seed)
                 asked = {
@@ -294,8 +321,8 @@ class _Planner:
                     **{"second_way": self._way(one.second), "llm": self.choices.llm, "base_url": self.choices.base_url},
                 }
                 base = Part(
-                    name=f"measure/{{kind}}/{one.first}/seed-{seed}/ours", kind="", stage="measure", id="", training=first,
-                    seed=seed, system=one.first, needs=tuple(dict.fromkeys(needs)),
+                    name=f"measure/{{kind}}/{one.first}/seed-{seed}/{convention}", kind="", stage="measure", id="",
+                    training=first, seed=seed, system=one.first, convention=convention, needs=tuple(dict.fromkeys(needs)),
                     settings={"way": self._way(one.first), "options": dict(one.options), "seed": seed},
                 )  # fmt: skip
                 tokens = 2.0 * one.rows * self.recipes[first].data.length * nfe
@@ -305,7 +332,7 @@ class _Planner:
         self, base: Part, kind: str, asked: Mapping[str, Any], detail: str, work: Mapping[str, float]
     ) -> Part:
         settings = {**base.settings, **asked}
-        content = [kind, base.convention, base.tuned, settings, [self.ids[name] for name in base.needs]]
+        content = [kind, base.convention, base.tuned, movable(settings), [self.ids[name] for name in base.needs]]
         name = base.name.format(kind=kind) + ("-tuned" if base.tuned else "") + (f"/{detail}" if detail else "")
         return replace(base, name=name, kind=kind, id=fingerprint(content), settings=settings, work=work)
 
@@ -315,6 +342,15 @@ def corpus_path(scale: o.Scale, out: Path, choices: Choices) -> str | None:
     if choices.data is not None or scale.corpus is None:
         return choices.data
     return scale.corpus.path or str((out / PREPARED).resolve())
+
+
+def movable(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings without what differs from machine to machine: of files and folders their names stay."""
+    kept = {name: value for name, value in settings.items() if name not in ("base_url", "data")}
+    reference = kept.get("reference")
+    if reference and "model" in reference:
+        kept["reference"] = {"model": Path(reference["model"]).name}
+    return kept
 
 
 def training_name(training: str, seed: int) -> str:

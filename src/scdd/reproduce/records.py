@@ -19,7 +19,16 @@ FOLDER, TOGETHER = "records", "records.jsonl"
 LONGEST = 32  # numbers of a list that a record keeps
 SAMPLE = 600  # letters of a text that is kept to be shown
 LINES_LIMIT = 256 << 20
-KEYS = {"id": str, "name": str, "kind": str, "system": str, "training": str, "convention": str, "seed": int, "tuned": bool}
+KEYS = {
+    "id": str,
+    "name": str,
+    "kind": str,
+    "system": str,
+    "training": str,
+    "convention": str,
+    "seed": int,
+    "tuned": bool,
+}
 
 
 @dataclass(frozen=True)
@@ -106,6 +115,19 @@ class Records:
     def _stale(self, part: Part, record: Record, weights: Mapping[str, Any]) -> bool:
         own = weights.get(training_name(part.training, part.seed))
         return own is not None and record.made.get("weights") != own
+
+
+def of_plan(parts: Sequence[Part], found: Mapping[str, Record], by_name: bool = False) -> dict[str, Record]:
+    """The records of a plan's parts, by their names; those of the same settings, or with `by_name` also the newest of the name.
+
+    Published records may be of another judge or another folder than this command names.
+    """
+    chosen = {part.name: found[part.id] for part in parts if part.id in found}
+    if by_name:
+        newest = {one.name: one for one in sorted(found.values(), key=lambda one: str(one.made.get("date")))}
+        chosen = {**newest, **chosen}
+    names = [part.name for part in parts]
+    return {name: chosen[name] for name in names if name in chosen}
 
 
 def checkpoint(out: Path, part: Part) -> Path | None:

@@ -16,18 +16,22 @@ from scdd.reproduce import tables
 from scdd.reproduce.claims import LOGARITHMIC, Claim
 from scdd.reproduce.options import Scale
 from scdd.reproduce.plan import Part
-from scdd.reproduce.records import Record, Records
+from scdd.reproduce.records import Record, Records, of_plan
 from scdd.reproduce.verdicts import FAILS, HOLDS, LEVEL, UNDECIDED, UNMEASURED, Finding, Trial, findings
 
 KINDS = tuple(tables.BY_KIND)
 SHOWN_MISSING = 40
 
 
-def write_report(out: Path, scale: Scale, parts: Sequence[Part], claims: Sequence[Claim]) -> list[Path]:
-    """report.md, report.html and records.jsonl in the output folder."""
+def write_report(
+    out: Path, scale: Scale, parts: Sequence[Part], claims: Sequence[Claim], by_name: bool = False
+) -> list[Path]:
+    """report.md, report.html and records.jsonl in the output folder; `by_name` as for `of_plan`."""
     records = Records(out)
-    text = markdown(scale, parts, records.read(), claims)
-    page = document(f"The paper again: {scale.name}", f"Made by scdd reproduce, scdd {__version__}.", text.split("\n", 2)[2])
+    text = markdown(scale, parts, of_plan(parts, records.read(), by_name), claims)
+    page = document(
+        f"The paper again: {scale.name}", f"Made by scdd reproduce, scdd {__version__}.", text.split("\n", 2)[2]
+    )
     files = {out / "report.md": text, out / "report.html": page}
     for path, content in files.items():
         write_atomically(path, content.encode())
@@ -35,9 +39,8 @@ def write_report(out: Path, scale: Scale, parts: Sequence[Part], claims: Sequenc
 
 
 def markdown(scale: Scale, parts: Sequence[Part], found: Mapping[str, Record], claims: Sequence[Claim]) -> str:
-    """The report as Markdown."""
-    ids = {part.id: number for number, part in enumerate(parts)}
-    records = sorted((one for one in found.values() if one.id in ids), key=lambda one: ids[one.id])
+    """The report as Markdown, of the records by their names."""
+    records = list(found.values())
     lines = [f"# The paper again: {escaped(scale.name)}\n", f"{escaped(scale.about.strip())}\n"]
     lines.append(_done(parts, records))
     tested = findings(records, claims, scale.comparisons)
@@ -58,7 +61,11 @@ def markdown(scale: Scale, parts: Sequence[Part], found: Mapping[str, Record], c
 
 def _done(parts: Sequence[Part], records: Sequence[Record]) -> str:
     planned, done = (Counter(one.kind for one in group) for group in (parts, records))
-    told = [f"{done[kind]} of {planned[kind]} {'trainings' if kind == 'train' else kind}" for kind in planned if kind != "data"]
+    told = [
+        f"{done[kind]} of {planned[kind]} {'trainings' if kind == 'train' else kind}"
+        for kind in planned
+        if kind != "data"
+    ]
     return f"Finished: {', '.join(told)}.\n"
 
 
@@ -148,7 +155,15 @@ def _how(tested: Sequence[Finding]) -> str:
         split, flip = 2 / math.comb(2 * n, n), 2 / 2**n
         powers = [f"{d.detectable(alpha):.1f}" for d in (two, one) for alpha in (LEVEL, LEVEL / m)]
         rows.append(entries(n, *powers, f"{min(1.0, split):.3g}", f"{min(1.0, flip):.3g}"))
-    head = ["runs a side", "two systems, one claim", f"first of {m}", "same weights, one claim", f"first of {m} ", "smallest exact p, two systems", "same weights"]
+    head = [
+        "runs a side",
+        "two systems, one claim",
+        f"first of {m}",
+        "same weights, one claim",
+        f"first of {m} ",
+        "smallest exact p, two systems",
+        "same weights",
+    ]
     notes = [
         "Differences between systems that would be found four times in five, in standard deviations over runs: at 5 % for one claim "
         f"alone, and for the first of {m} after Holm's correction; and the smallest two-sided p that an exact permutation test can "
@@ -174,7 +189,9 @@ def _families(tested: Sequence[Finding]) -> list[list[Finding]]:
 def _exact_row(one: Finding, trial: Trial) -> list[Entry]:
     d = trial.difference
     width = d.half_width()
-    span = "–" if math.isnan(width) else f"{_amount(one.claim, d.value - width)} to {_amount(one.claim, d.value + width)}"
+    span = (
+        "–" if math.isnan(width) else f"{_amount(one.claim, d.value - width)} to {_amount(one.claim, d.value + width)}"
+    )
     df = "–" if math.isnan(d.df) else f"{d.df:.1f}"
     place = trial.place or "–"
     return entries(one.claim.name, one.family.name, place, _amount(one.claim, d.value), span, df, f"{trial.exact:.3f}")
@@ -184,15 +201,23 @@ def _exact_row(one: Finding, trial: Trial) -> list[Entry]:
 
 
 def _missing(scale: Scale, parts: Sequence[Part], found: Mapping[str, Record], tested: Sequence[Finding]) -> list[str]:
-    undone = [part.name for part in parts if part.id not in found]
-    lines = [f"- {escaped(one.claim.says)} ({escaped(one.family.name)}): no {escaped(one.missing)}." for one in tested if one.missing]
+    undone = [part.name for part in parts if part.name not in found]
+    lines = [
+        f"- {escaped(one.claim.says)} ({escaped(one.family.name)}): no {escaped(one.missing)}."
+        for one in tested
+        if one.missing
+    ]
     planned = {part.kind for part in parts}
     lines += [
         f"- {kind}: not in this plan{' (no endpoint was given)' if kind == 'judge' else ''}."
         for kind in KINDS
         if kind not in planned
     ]
-    shown = undone if len(undone) <= SHOWN_MISSING else [*undone[:SHOWN_MISSING], f"… and {len(undone) - SHOWN_MISSING} more"]
+    shown = (
+        undone
+        if len(undone) <= SHOWN_MISSING
+        else [*undone[:SHOWN_MISSING], f"… and {len(undone) - SHOWN_MISSING} more"]
+    )
     lines += [f"- not done yet: {escaped(name)}" for name in shown]
     return ["## What is missing\n", "\n".join(lines or ["Nothing that was planned."]) + "\n"]
 

@@ -106,24 +106,32 @@ def run(tasks: Sequence[Task], executor: Executor, tell: Callable[[str], None] =
                     parts.append(part)
             if parts:
                 ready.append(Task(task.name, task.stage, tuple(parts), task.place))
-        silent = {task.name: task for task in ready}
-        for outcome in executor.map(execute, ready) if ready else ():
-            task = silent.pop(outcome.task)
-            summary.finished += outcome.finished
-            summary.failed += [(name, why, task.log) for name, why in outcome.failed.items()]
-            left = [p.name for p in task.parts if p.name not in outcome.finished and p.name not in outcome.failed]
-            summary.left += left
-            undone.update(left, outcome.failed)
-            tell(_line(outcome, task))
+        silent, why = {task.name: task for task in ready}, "its process ended without a word"
+        try:
+            for outcome in executor.map(execute, ready) if ready else ():
+                task = silent.pop(outcome.task)
+                undone.update(_noted(outcome, task, summary))
+                tell(_line(outcome, task))
+        except UserError as error:  # the executor itself gives up, as a cluster may
+            why = str(error)
         late = getattr(executor, "late", False)
         for task in silent.values():
             undone.update(part.name for part in task.parts)
             if late:
                 summary.left += [part.name for part in task.parts]
             else:
-                summary.failed += [(p.name, "its process ended without a word", task.log) for p in task.parts]
-                tell(f"{task.name}: its process ended without a word, see {task.log}")
+                summary.failed += [(part.name, why, task.log) for part in task.parts]
+                tell(f"{task.name}: {why}, see {task.log}")
     return summary
+
+
+def _noted(outcome: Outcome, task: Task, summary: Summary) -> list[str]:
+    """Put an outcome into the summary; the parts that it leaves undone."""
+    summary.finished += outcome.finished
+    summary.failed += [(name, why, task.log) for name, why in outcome.failed.items()]
+    left = [p.name for p in task.parts if p.name not in outcome.finished and p.name not in outcome.failed]
+    summary.left += left
+    return [*left, *outcome.failed]
 
 
 def _line(outcome: Outcome, task: Task) -> str:
@@ -249,7 +257,7 @@ def _context() -> Any:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["scdd.reproduce.run"])
+    context.set_forkserver_preload(["scdd.reproduce.run", "scipy.stats"])  # what is missing is passed over
     return context
 
 

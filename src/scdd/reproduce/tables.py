@@ -129,7 +129,9 @@ def correction_tables(records: Group, way: str) -> list[Table]:
         for n in sorted({place_of(one) for one in group}):
             own = [one.result for one in group if place_of(one) == n]
             rates = [over_seeds(_at(r, name) for r in own) for name in ("rate", "intrinsic", "excess", "rate_per_step")]
-            worth = [over_seeds(_at(r, name, "ppl") for r in own) for name in ("ppl_before", "ppl_after", "ppl_uncorrected")]
+            worth = [
+                over_seeds(_at(r, name, "ppl") for r in own) for name in ("ppl_before", "ppl_after", "ppl_uncorrected")
+            ]
             rows.append(entries(system, n, *rates, over_seeds(_at(r, "remasked") for r in own), *worth))
             for name, curve in (("measured", "cumulative"), ("intrinsic", "intrinsic_cumulative")):
                 shares = [over_seeds(_point(r.get(curve), k) for r in own) for k in (1, 2, 3)]
@@ -167,7 +169,9 @@ def recovery_table(records: Group, way: str) -> Table:
             own = [one.result for one in group if (one.result["repair"], place_of(one)) == (repair, count)]
             rates = [over_seeds(_at(r, name, "value") for r in own) for name in ("touch", "recovery", "damage")]
             net = over_seeds(value_of("mended", r) for r in own)
-            ppl = [over_seeds(_at(r, name, "ppl") for r in own) for name in ("ppl_clean", "ppl_corrupted", "ppl_repaired")]
+            ppl = [
+                over_seeds(_at(r, name, "ppl") for r in own) for name in ("ppl_clean", "ppl_corrupted", "ppl_repaired")
+            ]
             rows.append(entries(system, count, repair, *rates, net, *ppl))
     head = ["system", "K", "repair", "touched", "recovered", "damaged", "mended", "PPL clean", "corrupted", "repaired"]
     texts = listed(str(one.result.get("text")) for one in records)
@@ -197,12 +201,12 @@ def _percent(value: float | None) -> float | None:
 def judge_table(records: Group) -> Table:
     """Wins of the first system over the second."""
     rows = []
-    keys = dict.fromkeys((one.system, str(one.result["against"]), place_of(one), str(one.result["model"])) for one in records)
+    keys = dict.fromkeys(
+        (one.system, str(one.result["against"]), place_of(one), str(one.result["model"])) for one in records
+    )
     for system, against, n, model in keys:
         own = [
-            one.result
-            for one in records
-            if (one.system, one.result["against"], place_of(one)) == (system, against, n)
+            one.result for one in records if (one.system, one.result["against"], place_of(one)) == (system, against, n)
         ]
         wins = over_seeds(_percent(_at(r, "wins", "rate")) for r in own)
         rows.append(entries(system, against, n, model, wins, over_seeds(_at(r, "wins", "ties") for r in own)))
@@ -234,7 +238,9 @@ def training_table(records: Group) -> Table:
     for one in records:
         weights, seconds = str(one.made.get("weights"))[:12], f"{one.made['seconds']:.0f} s"
         valid = number(one.result.get("valid_nelbo"))
-        rows.append(entries(one.training, one.seed, one.settings["recipe"], one.result["steps"], valid, weights, seconds))
+        rows.append(
+            entries(one.training, one.seed, one.settings["recipe"], one.result["steps"], valid, weights, seconds)
+        )
     head = ["training", "seed", "recipe", "steps", "valid NELBO", "weights, SHA-256", "last process"]
     return Table("Trainings", head, rows, ["The time is that of the process that finished the run."])
 

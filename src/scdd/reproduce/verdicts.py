@@ -78,7 +78,9 @@ class Finding:
         return FAILS if math.isnan(self.p_for) or self.p_against < self.p_for else HOLDS
 
 
-def findings(records: Iterable[Record], claims: Sequence[Claim], comparisons: Mapping[str, Mapping[str, str]]) -> list[Finding]:
+def findings(
+    records: Iterable[Record], claims: Sequence[Claim], comparisons: Mapping[str, Mapping[str, str]]
+) -> list[Finding]:
     """Every claim in every family that has any measurement, corrected within its family."""
     kept = [one for one in records if one.kind not in ("data", "train", "tune")]
     ways = sorted({(one.convention, one.tuned) for one in kept}, key=lambda way: (way[1], way[0] != "ours"))
@@ -127,7 +129,12 @@ def _table(records: Sequence[Record], system: str, arm: Arm, against: str | None
 
     table: Table = {}
     for one in records:
-        if one.kind != KINDS[arm.value] or one.system != system or "-repair-" in one.name and not one.name.endswith("-repair-0"):
+        if (
+            one.kind != KINDS[arm.value]
+            or one.system != system
+            or "-repair-" in one.name
+            and not one.name.endswith("-repair-0")
+        ):
             continue
         if against is not None and one.result.get("against") != against:
             continue
@@ -154,13 +161,12 @@ def _trials(claim: Claim, tables: Sequence[Table]) -> list[Trial]:
             return []
         few, many = places[0], places[-1]
         values = [
-            {seed: table[few][seed] - table[many][seed] for seed in table[few] if seed in table[many]} for table in tables
+            {seed: table[few][seed] - table[many][seed] for seed in table[few] if seed in table[many]}
+            for table in tables
         ]
         return [_trial(claim, f"{few} less {many}", values)]
     unit = {"recovery": "K = {}"}.get(claim.kind, "{} steps")
-    return [
-        _trial(claim, unit.format(place) if place else "", [table[place] for table in tables]) for place in places
-    ]
+    return [_trial(claim, unit.format(place) if place else "", [table[place] for table in tables]) for place in places]
 
 
 def _trial(claim: Claim, place: str, values: Sequence[Mapping[int, float]]) -> Trial:

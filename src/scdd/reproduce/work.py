@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from pydantic import TypeAdapter
@@ -29,12 +29,13 @@ from scdd.lm.training import train
 from scdd.reproduce.plan import PREPARED, Part, run_folder, training_name
 from scdd.reproduce.records import Record, Records
 from scdd.reproduce.tuning import candidates, choose
-from scdd.samplers.options import SamplerOptions, SamplingChanges
+from scdd.samplers.options import SamplerOptions
 from scdd.training.log import read_metrics
 from scdd.training.parallel import World
 
 MEASURED, SAMPLE = "measured", "sample"
 QUESTIONS = Path(__file__).parent / "questions"
+Described = TypeVar("Described")
 
 
 class Stopped(Exception):
@@ -132,29 +133,22 @@ def changes_of(way: Mapping[str, Any], tuned: Mapping[str, Any] | None = None) -
     return changes
 
 
-def with_convention(kind: Any, options: Mapping[str, Any], convention: str) -> dict[str, Any]:
-    """Options of a measurement's description, under a convention; refused where it knows but one."""
-    known = {each.name for each in fields(kind)}
-    unknown = sorted(set(options) - known)
+def described(kind: Callable[..., Described], **given: Any) -> Described:
+    """A measurement's description from plain options; refused where it has no such option."""
+    known = {each.name for each in fields(cast(Any, kind))}
+    unknown = sorted(set(given) - known)
     if unknown:
-        raise UserError(f"{kind.__name__} has no {', '.join(unknown)}: choose from {', '.join(sorted(known))}.")
-    if convention == "ours":  # what every description means by itself
-        return dict(options)
-    if "convention" not in known:
-        raise UserError(f"{kind.__name__} knows no convention {convention}: leave it out of the scale.")
-    return {**options, "convention": convention}
+        name = getattr(kind, "__name__", "")
+        raise UserError(f"{name} has no {', '.join(unknown)}: choose from {', '.join(sorted(known))}.", "options")
+    return kind(**given)
 
 
-def sampling_spec(part: Part, tuned: Mapping[str, Any] | None = None, **more: Any) -> SamplingSpec:
+def sampling_spec(part: Part, tuned: Mapping[str, Any] | None = None) -> SamplingSpec:
     """How a part draws."""
     asked, changes = part.settings, changes_of(part.settings["way"], tuned)
-    options = dict(asked.get("options", {}))
-    if "convention" in SamplingChanges.__annotations__:
-        changes |= {} if part.convention == "ours" else {"convention": part.convention}
-    else:
-        options = with_convention(SamplingSpec, options, part.convention)
-    values = {"num": asked["num"], "nfe": asked["nfe"], "seed": asked["seed"], "length": asked.get("length"), **options}
-    return SamplingSpec(**{**values, **more}, changes=changes)  # type: ignore[arg-type]
+    changes["convention"] = part.convention
+    given = {name: asked.get(name) for name in ("num", "nfe", "seed", "length")}
+    return described(SamplingSpec, **{**given, **asked.get("options", {})}, changes=changes)
 
 
 # -- the kinds of work --------------------------------------------------------------------------------------------------
@@ -219,11 +213,10 @@ def _about(model: EvalModel, measured: Measurement | None = None) -> dict[str, A
 
 def _likelihood(bench: Bench, part: Part) -> Done:
     asked, model = part.settings, _model(bench, part)
-    options = with_convention(
-        NelboEstimator, {"looks": asked["looks"], "seed": asked["seed"], **asked["options"]}, part.convention
-    )
+    given = {"looks": asked["looks"], "seed": asked["seed"], "convention": part.convention}
     rows = bench.rows(model, asked["rows"], whole=False)
-    measured = measure_likelihood(bench.context, model, rows, NelboEstimator(**options))
+    estimator = described(NelboEstimator, **{**given, **asked["options"]})
+    measured = measure_likelihood(bench.context, model, rows, estimator)
     return {**measured.result, "exact": model.engine.autoregressive, "text": rows.name}, _about(model, measured)
 
 
@@ -241,7 +234,7 @@ def _drawn(bench: Bench, part: Part) -> Done:
 
 def _recovery(bench: Bench, part: Part) -> Done:
     asked, model = part.settings, _model(bench, part)
-    repair = Repair(**with_convention(Repair, {**asked["repair"], **asked["options"]}, part.convention))
+    repair = described(Repair, **{**asked["repair"], **asked["options"], "convention": part.convention})
     rows = bench.rows(model, asked["rows"], whole=True)
     spec = RecoverySpec(asked["count"], repair, asked["seed"])
     measured = measure_recovery(bench.context, model, rows, spec, bench.judge(asked["reference"]))
@@ -253,8 +246,6 @@ def _recovery(bench: Bench, part: Part) -> Done:
 def _zero_shot(bench: Bench, part: Part) -> Done:
     asked, model = part.settings, _model(bench, part)
     data = str(QUESTIONS) if asked["data"] == SAMPLE else asked["data"]
-    if part.convention != "ours":
-        raise UserError(f"zero-shot answers know no convention {part.convention}: leave it out of the scale.")
     measured = measure_zero_shot(
         bench.context, model, asked["tasks"] or None, data, asked["passes"], asked["limit"], asked["seed"]
     )
@@ -268,7 +259,8 @@ def _judge(bench: Bench, part: Part) -> Done:
     asked, first = part.settings, _model(bench, part)
     second = bench.model(asked["second"], part.seed, asked["against"], asked["second_way"].get("process"))
     rows = bench.rows(first, asked["rows"], whole=True)
-    matched = Matched(**{"nfe": asked["nfe"], "seed": asked["seed"], **asked["options"]})
+    given = {"nfe": asked["nfe"], "seed": asked["seed"], "convention": part.convention}
+    matched = described(Matched, **{**given, **asked["options"]})
     client = JudgeClient(JudgeServer(asked["llm"], asked["base_url"]), bench.out / MEASURED / "answers.jsonl")
     ways = changes_of(asked["way"]), changes_of(asked["second_way"])
     texts = [

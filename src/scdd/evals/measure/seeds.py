@@ -116,7 +116,10 @@ def sign_flips(a: Sequence[float], b: Sequence[float]) -> float:
     if not d:
         return math.nan
     seen, slack = abs(sum(d)), TOLERANCE * (1 + sum(map(abs, d)))
-    flips = [abs(sum(s * x for s, x in zip(signs, d, strict=True))) >= seen - slack for signs in product((1, -1), repeat=len(d))]
+    flips = [
+        abs(sum(s * x for s, x in zip(signs, d, strict=True))) >= seen - slack
+        for signs in product((1, -1), repeat=len(d))
+    ]
     return sum(flips) / len(flips)
 
 
