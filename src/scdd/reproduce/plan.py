@@ -18,6 +18,7 @@ from scdd.evals.measure.store import fingerprint
 from scdd.recipe.load import load, to_dict
 from scdd.recipe.sections import Recipe
 from scdd.reproduce import options as o
+from scdd.reproduce.tuning import candidates
 from scdd.training.options import CHANGEABLE
 
 STAGES = ("data", "train", "continue", "tune", "measure")
@@ -67,7 +68,10 @@ class Choices:
     """Folder of the zero-shot tasks."""
 
 
-def make_plan(scale: o.Scale, out: Path, choices: Choices = Choices()) -> list[Part]:
+NO_CHOICES = Choices()
+
+
+def make_plan(scale: o.Scale, out: Path, choices: Choices = NO_CHOICES) -> list[Part]:
     """All parts of a scale, in an order in which they can be done."""
     return _Planner(scale, out, choices).parts()
 
@@ -206,15 +210,13 @@ class _Planner:
         assert rule is not None
         seed = self.scale.seeds_of(chosen.training)[0]
         reference, judge = self._reference()
-        grids = {"temperature": list(rule.temperature), "grid": list(rule.grid)}
+        grids: dict[str, list[Any]] = {"temperature": list(rule.temperature), "grid": list(rule.grid)}
         own = {name: list(values) for name, values in chosen.tune.items()}
         settings = {
             **{"way": self._way(system), "shared": grids, "own": own, "reference": reference},
             **{name: getattr(rule, name) for name in ("nfe", "num", "seed", "entropy_loss")},
         }
-        count = 1
-        for values in (*grids.values(), *own.values()):
-            count *= len(values)
+        count = len(candidates(grids, own))
         training = training_name(chosen.training, seed)
         tokens = count * rule.num * self.recipes[chosen.training].data.length
         return Part(

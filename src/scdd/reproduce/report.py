@@ -17,7 +17,7 @@ from scdd.reproduce.claims import LOGARITHMIC, Claim
 from scdd.reproduce.options import Scale
 from scdd.reproduce.plan import Part
 from scdd.reproduce.records import Record, Records, of_plan
-from scdd.reproduce.verdicts import FAILS, HOLDS, LEVEL, UNDECIDED, UNMEASURED, Finding, Trial, findings
+from scdd.reproduce.verdicts import FAILS, HOLDS, LEVEL, UNDECIDED, UNMEASURED, Finding, Trial, findings, place_of
 
 KINDS = tuple(tables.BY_KIND)
 SHOWN_MISSING = 40
@@ -227,8 +227,8 @@ def _samples(records: Sequence[Record]) -> list[str]:
     parts = []
     drawn = [one for one in records if one.kind == "generation" and one.result.get("sample")]
     for system, group in tables.by_system(drawn).items():
-        best = max(group, key=lambda one: (not one.tuned, one.convention == "ours", tables.place_of(one), -one.seed))
-        parts.append(f"### {escaped(system)}, {tables.place_of(best)} evaluations\n")
+        best = max(group, key=lambda one: (not one.tuned, one.convention == "ours", place_of(one), -one.seed))
+        parts.append(f"### {escaped(system)}, {place_of(best)} evaluations\n")
         parts.append(quoted("", str(best.result["sample"])))
     return [folded("A text of each system", "\n".join(parts))] if parts else []
 

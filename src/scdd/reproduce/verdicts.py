@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from scdd.evals.measure.seeds import Difference, holm, paired, permutation, sign_flips, welch
-from scdd.reproduce.claims import LOGARITHMIC, Arm, Claim, value_of
+from scdd.reproduce.claims import KINDS, LOGARITHMIC, Arm, Claim, value_of
 from scdd.reproduce.records import Record
 
 LEVEL = 0.05
@@ -125,16 +125,10 @@ Table = dict[int, dict[int, float]]
 
 
 def _table(records: Sequence[Record], system: str, arm: Arm, against: str | None = None) -> Table:
-    from scdd.reproduce.claims import KINDS
-
     table: Table = {}
     for one in records:
-        if (
-            one.kind != KINDS[arm.value]
-            or one.system != system
-            or "-repair-" in one.name
-            and not one.name.endswith("-repair-0")
-        ):
+        other_repair = "-repair-" in one.name and not one.name.endswith("-repair-0")  # the first one's is the paper's
+        if one.kind != KINDS[arm.value] or one.system != system or other_repair:
             continue
         if against is not None and one.result.get("against") != against:
             continue

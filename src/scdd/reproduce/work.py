@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -165,10 +166,7 @@ def _data(bench: Bench, part: Part) -> Done:
         valid_fraction=asked["valid"],
         separator="auto",
     )
-    last = None
-    for last in prepare(job):
-        pass
-    assert last is not None
+    last = deque(prepare(job), maxlen=1).pop()
     return {"tokens": last.tokens, "documents": last.documents}, {}
 
 
