@@ -131,7 +131,8 @@ def _run(scale: Any, choices: Any, wanted: list[Part], parts: list[Part], record
     _require_text(scale, choices, todo)
     make_folder(records.out)
     if not wishes.quiet:
-        typer.echo(f"{len(todo)} of {len(wanted)} parts to do: {'; '.join(lines)}", err=True)
+        doing = f"{len(todo)} of {len(wanted)} parts to do: {'; '.join(lines)}"
+        typer.echo(doing if todo else f"all {len(wanted)} parts are finished", err=True)
     seconds = None if wishes.minutes is None else 60 * wishes.minutes
     executor = LocalProcesses(wishes.workers, wishes.gpus, seconds)
     with _signals(), _progress(records, wanted, len(wanted) - len(todo), wishes.quiet) as tell:

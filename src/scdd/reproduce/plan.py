@@ -7,6 +7,7 @@ order, machine or session they were done in; names are what people select and re
 from __future__ import annotations
 
 import fnmatch
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
@@ -16,7 +17,6 @@ from typing import Any
 from scdd.core.errors import UserError
 from scdd.evals.measure.store import fingerprint
 from scdd.recipe.load import load, to_dict
-from scdd.recipe.sections import Recipe
 from scdd.reproduce import options as o
 from scdd.reproduce.tuning import candidates
 from scdd.training.options import CHANGEABLE
@@ -103,7 +103,10 @@ class _Planner:
     def __init__(self, scale: o.Scale, out: Path, choices: Choices) -> None:
         self.scale, self.out, self.choices = scale, out, choices
         self.ids: dict[str, str] = {}
-        self.recipes = {name: self._recipe(name, scale.seeds_of(name)[0]) for name in scale.trainings}
+        self.recipes = {
+            name: load(plan.recipe, self._changes(name, scale.seeds_of(name)[0]))
+            for name, plan in scale.trainings.items()
+        }
 
     def parts(self) -> list[Part]:
         data, plans = self._data(), self.scale.trainings
@@ -114,8 +117,7 @@ class _Planner:
         made += [self._noted(self._tuning(name)) for name in self._tuned_systems()]
         for one in self.scale.measurements:
             made += list(self._measurements(one))
-        names = [part.name for part in made]
-        twice = next((name for name in names if names.count(name) > 1), None)
+        twice = next((name for name, count in Counter(part.name for part in made).items() if count > 1), None)
         if twice is not None:
             raise UserError(f"{self.scale.name} measures {twice} twice: leave one of the two out.")
         return made
@@ -142,11 +144,8 @@ class _Planner:
             changes.append(f"training.start_from='{run_folder(self.out, plan.start_from, seed)}'")
         return changes
 
-    def _recipe(self, name: str, seed: int) -> Recipe:
-        return load(self.scale.trainings[name].recipe, self._changes(name, seed))
-
     def _training(self, name: str, seed: int) -> Part:
-        plan, spec = self.scale.trainings[name], self._recipe(name, seed)
+        plan, spec = self.scale.trainings[name], replace(self.recipes[name], seed=seed)
         tree = to_dict(spec)
         tree["data"].pop("path")  # folders move; the text is told by `data`
         tree["training"] = {

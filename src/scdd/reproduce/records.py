@@ -89,7 +89,7 @@ class Records:
     def publish(self) -> Path:
         """All records in one file, in the order of their names."""
         ordered = sorted(self.read().values(), key=lambda one: (str(one.name), str(one.id)))
-        lines = [json.dumps(one.json(), ensure_ascii=False, sort_keys=True) for one in ordered]
+        lines = [json.dumps(one.json(), ensure_ascii=False) for one in ordered]
         write_atomically(self.out / TOGETHER, "".join(f"{line}\n" for line in lines).encode())
         return self.out / TOGETHER
 

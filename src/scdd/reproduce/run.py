@@ -175,17 +175,16 @@ def _logged(path: Path) -> Iterator[None]:
     sys.stdout.flush()
     sys.stderr.flush()
     kept = [(number, os.dup(number)) for number in (1, 2)]
-    with open(path, "ab") as file:
+    with open(path, "a", encoding="utf-8", errors="backslashreplace") as file:
         for number, _ in kept:
             os.dup2(file.fileno(), number)
-    try:
-        yield
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        for number, old in kept:
-            os.dup2(old, number)
-            os.close(old)
+        try:
+            with contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
+                yield
+        finally:
+            for number, old in kept:
+                os.dup2(old, number)
+                os.close(old)
 
 
 # -- processes of this machine ------------------------------------------------------------------------------------------
@@ -219,9 +218,8 @@ class LocalProcesses:
                 while waiting and free and not self.late:
                     slot = free.popleft()
                     ours, theirs = context.Pipe(duplex=False)
-                    process = context.Process(
-                        target=_work, args=(function, waiting.popleft(), theirs, slot, self.threads), daemon=False
-                    )
+                    how = _How(slot, self.threads, dict(os.environ))
+                    process = context.Process(target=_work, args=(function, waiting.popleft(), theirs, how))
                     process.start()
                     theirs.close()  # so that its end is heard
                     running[ours] = process, slot
@@ -265,16 +263,26 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _work(function: Callable[[Any], Any], item: Any, answer: Connection, gpu: str, threads: int | None) -> None:
+@dataclass(frozen=True)
+class _How:
+    """What a process should know of its place."""
+
+    gpu: str
+    threads: int | None
+    environment: dict[str, str]
+
+
+def _work(function: Callable[[Any], Any], item: Any, answer: Connection, how: _How) -> None:
     """The life of a process: see one GPU, do the work, answer, and end with the parent."""
     threading.Thread(target=_follow_parent, daemon=True).start()
-    if gpu:
-        os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # before anything asks for a device
+    os.environ.update(how.environment)  # the server that it was forked from may be older
+    if how.gpu:
+        os.environ["CUDA_VISIBLE_DEVICES"] = how.gpu  # before anything asks for a device
     signal.signal(signal.SIGTERM, _interrupt)
-    if threads is not None:
+    if how.threads is not None:
         import torch
 
-        torch.set_num_threads(threads)
+        torch.set_num_threads(how.threads)
     answer.send(function(item))
     answer.close()
 

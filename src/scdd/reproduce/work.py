@@ -179,8 +179,8 @@ def _train(bench: Bench, part: Part) -> Done:
     lines = read_metrics(folder)
     valid = [line["valid_nelbo"] for line in lines if isinstance(line.get("valid_nelbo"), int | float)]
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    result = {"steps": outcome.step, "valid_nelbo": valid[-1] if valid else None, "bytes": size}
-    return result, {"weights": bundle.meta(outcome.checkpoint)["weights_sha256"]}
+    result = {"steps": outcome.step, "valid_nelbo": valid[-1] if valid else None}
+    return result, {"bytes": size, "weights": bundle.meta(outcome.checkpoint)["weights_sha256"]}
 
 
 def _tune(bench: Bench, part: Part) -> Done:
