@@ -215,7 +215,7 @@ def test_cost_follows_the_work_and_the_folders_own_speed(tmp_path: Path) -> None
     parts = make_plan(plan, tmp_path)
     tasks = group(parts, Place(tmp_path))
     assert [task.stage for task in tasks] == ["data", "train", "measure"]
-    work = {"train": 30 * 4 * 24, "read": 4 * 24 * 2 + 2000 * 3 * 24 * 2, "draw": 2 * 2 * 24 * (2 + 4) + 4 * 24}
+    work = {"train": 30 * 4 * 24, "read": 4 * 24 * 2 + 2 * 3 * 24 * 2, "draw": 2 * 2 * 24 * (2 + 4) + 4 * 24}
     judged = 3 * 2 * 24 * 2 + 3 * 4 * 24
     cost = estimate(tasks, plan, parts, {})
     assert cost.seconds == pytest.approx(3 * plan.rates.start + (sum(work.values()) + judged) / 1000)

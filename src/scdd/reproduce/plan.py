@@ -24,6 +24,8 @@ from scdd.training.options import CHANGEABLE
 STAGES = ("data", "train", "continue", "tune", "measure")
 """A stage begins when the one before it is over; `continue` are trainings that start from others."""
 PREPARED, RUNS = "data", "runs"
+USUAL_QUESTIONS, SAMPLED = 2000, 2  # of a task, for the estimate; of those inside the package
+USUAL_ROWS = 4000  # of a validation text, for the estimate
 WAY = ("sampler", "grid", "final", "top_p", "temperature")
 
 
@@ -271,12 +273,13 @@ class _Planner:
         )  # fmt: skip
         length = spec.data.length
         if isinstance(one, o.LikelihoodOptions):
-            tokens = (one.rows or 4000) * length * (1 if spec.process.kind == "ar" else one.looks)
+            tokens = (one.rows or USUAL_ROWS) * length * (1 if spec.process.kind == "ar" else one.looks)
             yield self._finished(base, "likelihood", {"looks": one.looks, "rows": one.rows}, "", {"read": tokens})
         elif isinstance(one, o.ZeroShotOptions):
             asked = {"tasks": list(one.tasks), "passes": one.passes, "limit": one.limit}
             asked |= {"data": one.data or self.choices.benchmarks}
-            tokens = (one.limit or 2000) * (len(one.tasks) or 7) * 3 * min(length, 64) * one.passes
+            questions = one.limit or (SAMPLED if one.data == "sample" else USUAL_QUESTIONS)
+            tokens = questions * (len(one.tasks) or 7) * 3 * min(length, 64) * one.passes
             yield self._finished(base, "zero-shot", asked, "", {"read": tokens})
         elif isinstance(one, o.RecoveryOptions):
             reference, judge = self._reference()
