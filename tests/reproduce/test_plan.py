@@ -121,7 +121,9 @@ def ids(parts: Sequence[Part]) -> dict[str, str]:
 def test_a_part_is_known_by_what_it_depends_on(tmp_path: Path) -> None:
     first = ids(make_plan(scale(), tmp_path / "a"))
     assert ids(make_plan(scale(), tmp_path / "b")) == first, "folders may move"
-    assert ids(make_plan(scale(("save_every=10", "save_every=5")), tmp_path)) == first, "how often is saved changes nothing"
+    assert ids(make_plan(scale(("save_every=10", "save_every=5")), tmp_path)) == first, (
+        "how often is saved changes nothing"
+    )
     longer = ids(make_plan(scale(("steps=30", "steps=40")), tmp_path))
     assert longer["data"] == first["data"]
     assert all(longer[name] != first[name] for name in first if name != "data")
@@ -144,7 +146,9 @@ def test_only_some_parts(tmp_path: Path) -> None:
 
 
 def finish(records: Records, part: Part, weights: str = "w") -> None:
-    records.write(part, {"value": 1.0}, {"seconds": 2.0, "date": "2026", "weights": weights, "device": "cpu", "versions": {}})
+    records.write(
+        part, {"value": 1.0}, {"seconds": 2.0, "date": "2026", "weights": weights, "device": "cpu", "versions": {}}
+    )
 
 
 def test_finished_parts_are_found(tmp_path: Path) -> None:
@@ -186,7 +190,13 @@ def test_damaged_records_are_named(tmp_path: Path) -> None:
 
 def test_records_hold_numbers_and_no_texts() -> None:
     result = {
-        **{"texts": ["a"] * 3, "nats": [1.0] * 64, "ppl": 3.0, "samples": ["s" * 900, "t"], "inside": {"before": ["b"]}},
+        **{
+            "texts": ["a"] * 3,
+            "nats": [1.0] * 64,
+            "ppl": 3.0,
+            "samples": ["s" * 900, "t"],
+            "inside": {"before": ["b"]},
+        },
         **{"cumulative": [i / 100 for i in range(1, 101)], "few": [1, 2]},
     }
     kept = compact(result)
@@ -202,7 +212,12 @@ def test_tuning_takes_the_best_that_stays_varied() -> None:
     assert candidates({"t": [1, 2]}, {"eta": [3, 4]}) == [{"t": t, "eta": e} for t in (1, 2) for e in (3, 4)]
     tried = [
         {"values": name, "ppl": ppl, "entropy": entropy}
-        for name, ppl, entropy in (("dull", 2.0, 1.0), ("good", 50.0, 4.95), ("plain", 60.0, 5.0), ("as good", 50.0, 5.2))
+        for name, ppl, entropy in (
+            ("dull", 2.0, 1.0),
+            ("good", 50.0, 4.95),
+            ("plain", 60.0, 5.0),
+            ("as good", 50.0, 5.2),
+        )
     ]
     best = choose(tried, 5.0, 0.1)
     assert best is not None

@@ -12,7 +12,9 @@ from scdd.evals.measure.seeds import Difference, holm, paired, permutation, sign
 
 scipy_stats = pytest.importorskip("scipy.stats")
 RNG = np.random.default_rng(0)
-GROUPS = [(RNG.normal(0.3, 1.0, n).tolist(), RNG.normal(0.0, 2.0, m).tolist()) for n, m in ((2, 2), (3, 3), (3, 5), (4, 2))]
+GROUPS = [
+    (RNG.normal(0.3, 1.0, n).tolist(), RNG.normal(0.0, 2.0, m).tolist()) for n, m in ((2, 2), (3, 3), (3, 5), (4, 2))
+]
 
 
 @pytest.mark.parametrize(("a", "b"), GROUPS)
@@ -91,7 +93,12 @@ def test_power_by_simulation(n: int, alpha: float) -> None:
 
 def test_no_spread_is_no_test() -> None:
     same = 0.1 + 0.2
-    for found in (welch([same, 0.3], [0.5, 0.5]), paired([same, 0.3], [0.5, 0.5]), welch([1.0], [2.0, 3.0]), paired([1.0], [2.0])):
+    for found in (
+        welch([same, 0.3], [0.5, 0.5]),
+        paired([same, 0.3], [0.5, 0.5]),
+        welch([1.0], [2.0, 3.0]),
+        paired([1.0], [2.0]),
+    ):
         assert math.isnan(found.p_below())
         assert math.isnan(found.p_above())
         assert math.isnan(found.half_width())

@@ -45,7 +45,15 @@ def test_toy(judge: tuple[Model, str], tmp_path: Path, capfd: pytest.CaptureFixt
     assert asked == 2 * 12, "two seeds, four texts, two grades and one winner each"
 
     text, page = ((out / f"report.{kind}").read_text() for kind in ("md", "html"))
-    for heading in ("Likelihood", "Generation by steps", "Self-correction", "Recovery with damage", "Zero-shot", "LLM as judge", "Tuning"):
+    for heading in (
+        "Likelihood",
+        "Generation by steps",
+        "Self-correction",
+        "Recovery with damage",
+        "Zero-shot",
+        "LLM as judge",
+        "Tuning",
+    ):
         assert f"\n## {heading}\n" in text
     for way in ("convention ours", "convention authors", "convention ours, tuned"):
         assert f"Generative perplexity by network evaluations: {way}\n" in text

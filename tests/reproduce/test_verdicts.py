@@ -20,7 +20,14 @@ ROLES = {"as in the paper": {"SCDD": "a", "MDLM": "b"}}
 
 def record(kind: str, system: str, seed: int, place: int, result: Mapping[str, Any], **more: Any) -> Record:
     settings = {"count": place} if kind == "recovery" else {"nfe": place}
-    about = {"convention": "ours", "tuned": False, "training": system, "id": f"{system} {seed} {place}", "name": "", **more}
+    about = {
+        "convention": "ours",
+        "tuned": False,
+        "training": system,
+        "id": f"{system} {seed} {place}",
+        "name": "",
+        **more,
+    }
     return Record({"kind": kind, "system": system, "seed": seed, "settings": settings, **about}, result, {})
 
 
@@ -78,7 +85,9 @@ def test_repetition_is_no_quality() -> None:
     [one] = findings(poor, [better()], ROLES)
     assert one.verdict == UNDECIDED
     assert not one.trials[0].fair
-    varied = [drawn("a", i, 8, 10.0 + i) for i in range(3)] + [drawn("b", i, 8, 100.0 + i, entropy=2.0) for i in range(3)]
+    varied = [drawn("a", i, 8, 10.0 + i) for i in range(3)] + [
+        drawn("b", i, 8, 100.0 + i, entropy=2.0) for i in range(3)
+    ]
     assert told(varied, better()) == [HOLDS], "the worse ones may repeat themselves"
 
 
@@ -134,7 +143,14 @@ def test_the_papers_claims_are_read_and_have_their_values() -> None:
     assert len({claim.name for claim in claims}) == len(claims) > 15
     rate = {"value": 0.5}
     result = {
-        **{"nats": 3.0, "ppl": 20.0, "diversity": {"entropy": {"value": 5.0}}, "rate": 0.7, "excess": 0.1, "rate_per_step": 0.1},
+        **{
+            "nats": 3.0,
+            "ppl": 20.0,
+            "diversity": {"entropy": {"value": 5.0}},
+            "rate": 0.7,
+            "excess": 0.1,
+            "rate_per_step": 0.1,
+        },
         **{"cumulative": [0.0, 0.25, 1.0], "ppl_after": {"ppl": 5.0}, "ppl_uncorrected": {"ppl": 6.0}, "touch": rate},
         **{"recovery": rate, "damage": {"value": 0.01}, "count": 20, "length": 220, "ppl_corrupted": {"ppl": 9.0}},
         **{"ppl_repaired": {"ppl": 8.0}, "tasks": {"x": {"acc": 0.2}, "y": {"acc": 0.4}}, "wins": {"rate": 0.6}},
