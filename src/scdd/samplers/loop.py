@@ -219,7 +219,7 @@ def apply_transition(move: Transition, ctx: Context) -> Tokens:
     z_t, vocab = ctx.state.tokens, ctx.vocab
     # one call for all three: hashing is a good part of the small kernels of a step
     which, which_token, which_noise = uniforms((*z_t.shape, 3), ctx.rng).unbind(-1)
-    noise = vocab.token((which_noise * vocab.K).to(torch.int64).clamp_(max=vocab.K - 1))
+    noise = ctx.process.noise_token(which_noise)
     masked = ctx.updatable & (which < move.mask)
     noised = ctx.updatable & ~masked & (which < move.mask + move.uniform)
     stays = masked | noised | ~ctx.updatable

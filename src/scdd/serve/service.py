@@ -96,9 +96,9 @@ class Service:
         if isinstance(process, str):
             if process not in PROCESSES:
                 raise UserError(f"process: there is no {process!r}; choose one of {', '.join(PROCESSES)}.")
-            view.process = process_of_kind(process, lm.tokenizer.vocab, lm.process.schedule)
+            view.process = process_of_kind(process, lm.tokenizer.vocab, lm.process.schedule, lm.process.noise)
         else:
-            view.process = make_process(process, lm.tokenizer.vocab)
+            view.process = make_process(process, lm.tokenizer.vocab, lm.process.noise)
         return view
 
     def check_size(self, *, texts: int = 1, steps: int | None = None, length: int | None = None) -> None:
