@@ -60,7 +60,7 @@ class Noise:
 
     def token(self, u: Tensor) -> Tensor:
         """The token of π at uniform numbers u in [0, 1): the first at which the cumulative mass passes u."""
-        ordinal = torch.searchsorted(self._on(u.device)[1], u.to(torch.float64), right=True)
+        ordinal = torch.searchsorted(self._on(u.device)[1], u.to(torch.float64).contiguous(), right=True)
         return self.vocab.token(ordinal.clamp(max=self.vocab.K - 1))
 
     def log_relative(self, device: torch.device) -> Tensor:
