@@ -165,7 +165,6 @@ def test_every_measurement_takes_a_converted_checkpoint(
     drawn = [cell for cell in cells if cell.kind == "generation" and cell.settings.get("convention") == "authors"]
     assert drawn
     assert all(cell.result["nfe"]["value"] == cell.settings["nfe"] for cell in drawn), "the last pass is counted"
-    assert main(["report", str(tmp_path / "out"), "--out", str(tmp_path / "r.html")]) == 0
 
 
 def test_gidds_folder(
