@@ -66,8 +66,9 @@ def test_unigram_noise_from_recipe_to_text(recipe_file: Path, text: Path, tmp_pa
         out=tmp_path / "out",
     )
     assert all(np.isfinite(one.result[key]) for one, key in zip(measured, ("nats", "intrinsic"), strict=True))
+    theirs = SamplingSpec(2, 3, changes={"convention": "authors"})
     with pytest.raises(UserError, match="uniform noise"):
-        evaluate(alone, "likelihood", text=tmp_path / "held.txt", convention="authors", out=tmp_path / "out")
+        evaluate(alone, "likelihood", text=tmp_path / "held.txt", sampling=theirs, out=tmp_path / "out")
 
     meta = json.loads((alone / META).read_text())
     for damage in ({"name": "unigram", "float64": "AAAA"}, "unigram", None):
