@@ -165,6 +165,8 @@ def test_every_measurement_takes_a_converted_checkpoint(
     drawn = [cell for cell in cells if cell.kind == "generation" and cell.settings.get("convention") == "authors"]
     assert drawn
     assert all(cell.result["nfe"]["value"] == cell.settings["nfe"] for cell in drawn), "the last pass is counted"
+    walked = [cell for cell in cells if cell.kind == "samples" and cell.settings.get("convention") == "authors"]
+    assert all(cell.result["correction"]["steps"] == cell.settings["nfe"] - 1 for cell in walked), "it corrects nothing"
 
 
 def test_gidds_folder(

@@ -197,7 +197,9 @@ def test_a_walk_ends_with_their_argmax_and_it_is_counted() -> None:
     assert len(frames(process, denoiser)) == 6
     alone = frames(process, denoiser, last_pass="argmax")
     assert torch.equal(alone[-1], argmax[alone[-2]])
-    assert len(frames(process, denoiser, convention="authors", last_pass="none")) == 6
+    alone = frames(process, denoiser, convention="authors", last_pass="none")
+    assert len(alone) == 6
+    assert not (alone[-1] == VOCAB.mask_id).any(), "without the pass the last step goes to clean text"
     masked = MDLM(VOCAB, Masked())
     assert len(frames(masked, denoiser, convention="authors", sampler="remdm-cap")) == 7
 
@@ -231,6 +233,7 @@ def test_rules_of_ones_own() -> None:
     ("changes", "reason"),
     [
         ({"last_pass": "argmax", "tolerance": 0.1}, "before it"),
+        ({"convention": "authors", "tolerance": 0.1}, "before it"),
         ({"last_pass": "argmax", "sampler": "gidd-correct"}, "by itself"),
         ({"convention": "mine"}, "ours, authors"),
         ({"nucleus": "mine"}, "crossing, below"),
