@@ -42,7 +42,8 @@ def evaluate(
     hf:NAME) is what likelihood and recovery are about, by default the validation data of the model's recipe.
     `reference_lm` scores texts: a hub name, a folder, a .gguf file or an autoregressive checkpoint of our own; generation
     needs it, correction and recovery tell more with it. `sampling` says how texts are drawn, and holds the seed of
-    everything; its convention ({"convention": "authors"} among its changes) is that of likelihood and recovery, too. Finished measurements are kept in the folder `out` and not made again; `scdd report` makes a page of them.
+    everything; its convention ({"convention": "authors"} among its changes) is that of likelihood and recovery, too.
+    Finished measurements are kept in the folder `out` and not made again; `scdd report` makes a page of them.
     `batch_size` (texts at a time) changes speed and memory only; `progress` shows bars, by default where somebody sees them.
     """
     measures = (measures,) if isinstance(measures, str) else measures

@@ -283,7 +283,8 @@ def _chance(samplers: Sequence[TimeSampler], counts: Sequence[int], at: Times) -
 def dropped(process: Process, x: Tensor, z_t: Tensor, s: Tensor, t: Tensor) -> Tensor:
     """What `eq:loss_zt` leaves out of each KL: E[f_s(z_s) | z_t, x] − f_t(z_t), f_t(z) = log(ρ_t·1[z = x] + (1 − ρ_t)/K).
 
-    Nothing of γ: it is the same in q and in p_θ, and cancels before anything is dropped. f is 0 at the mask. The true posterior of z_s is at x, at the mask, or somewhere else, where f_s is the same.
+    Nothing of γ: it is the same in q and in p_θ, and cancels before anything is dropped. f is 0 at the mask. The true
+    posterior of z_s is at x, at the mask, or somewhere else, where f_s is the same.
     """
     if isinstance(process, GIDD):
         raise UserError("The authors' convention is SCDD's and MDLM's: use convention ours for GIDD.")
