@@ -150,6 +150,10 @@ def test_refusals() -> None:
         NelboEstimator(None, 8, "mine")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="SCDD's and MDLM's"):
         likelihood(uniform(VOCAB), GIDD(VOCAB, Peaked(0.2)), [[0]], NelboEstimator(10, 2, "authors"))
+    with pytest.raises(UserError, match="no text"):
+        combined([])
+    with pytest.raises(UserError, match="no token"):
+        likelihood(uniform(VOCAB), SCDD(VOCAB, Peaked(0.2)), [[]])
 
 
 def test_old_names_of_the_conventions_still_work() -> None:

@@ -11,7 +11,7 @@ none        the last step is left out: N − 1 evaluations, and the text is z_t 
 
 A row that stops early (`SamplingPlan.tolerance`) takes its final step there and then, in the same way. A sampler that
 reads the network itself has no other last step than its own. A last pass (`SamplingPlan.last_pass`) comes after all steps
-and is one evaluation more. Where the convention has an end of time above 0, the last step goes to the levels there.
+and is one evaluation more. Where a convention ends time above 0 for it, the last step goes to the levels there.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from scdd.core.rng import CounterRNG, uniforms
 from scdd.ops.head import Top
 from scdd.processes.autoregressive import Autoregressive
 from scdd.samplers.base import Context, Grid, Model, PassRule, State, Step, Tokens, certain, checked
-from scdd.samplers.options import Customs
 from scdd.samplers.plan import SamplingPlan
 from scdd.samplers.prediction import Group, Prediction, row_groups
 
@@ -125,9 +124,9 @@ def _rule(plan: SamplingPlan, step: Step) -> PassRule:
 def _steps(model: Model, plan: SamplingPlan, state: State) -> list[Step]:
     """The steps of the sampler's times, the last one as `final` wants it, the sampler's extra ones and the last pass."""
     times = plan.sampler.times(checked(plan.times), model, state.updatable)
-    if (end := plan.customs.end) > 0.0:
-        times = tuple(end + (1.0 - end) * t for t in times)
-    levels = _levels(model, times, plan.customs, state.tokens.device)
+    if plan.end > 0.0:
+        times = tuple(plan.end + (1.0 - plan.end) * t for t in times)
+    levels = _levels(model, times, plan.scale, state.tokens.device)
     extra = 0 if plan.final == "none" else plan.sampler.extra_steps
     walk = len(times) - 1 if plan.final != "none" else len(times) - 2
     total = walk + extra + (plan.last_pass is not None)
@@ -140,14 +139,14 @@ def _steps(model: Model, plan: SamplingPlan, state: State) -> list[Step]:
     return steps if plan.last_pass is None else [*steps, after._replace(passing=True)]
 
 
-def _levels(model: Model, times: Grid, customs: Customs, device: torch.device) -> list[Levels]:
+def _levels(model: Model, times: Grid, scale: float, device: torch.device) -> list[Levels]:
     """The levels at all times, computed once; the last are those of clean data where time ends at 0, whatever the schedule."""
     if isinstance(model.process, Autoregressive):
         return [_clean(device)] * len(times)
-    at = model.process.levels(customs.scale * torch.tensor(times, dtype=torch.float64))
+    at = model.process.levels(scale * torch.tensor(times, dtype=torch.float64))
     at = Levels(*(field.to(device) for field in at))
     each = [Levels(*(field[i] for field in at)) for i in range(len(times))]
-    return each if customs.end > 0.0 else [*each[:-1], _clean(device)]
+    return each if times[-1] > 0.0 else [*each[:-1], _clean(device)]
 
 
 @cache
@@ -219,7 +218,7 @@ def apply_transition(move: Transition, ctx: Context) -> Tokens:
     z_t, vocab = ctx.state.tokens, ctx.vocab
     # one call for all three: hashing is a good part of the small kernels of a step
     which, which_token, which_noise = uniforms((*z_t.shape, 3), ctx.rng).unbind(-1)
-    noise = vocab.token((which_noise * vocab.K).to(torch.int64).clamp_(max=vocab.K - 1))
+    noise = ctx.process.noise_token(which_noise)
     masked = ctx.updatable & (which < move.mask)
     noised = ctx.updatable & ~masked & (which < move.mask + move.uniform)
     stays = masked | noised | ~ctx.updatable

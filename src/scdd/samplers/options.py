@@ -180,7 +180,8 @@ class Customs:
     scale: float
     """The schedule is asked for its levels at this share of each time."""
     end: float
-    """The last time of a walk. Times run from 1 to it, spaced as the grid says; at 0 the levels are those of clean text."""
+    """The last time of a walk that a last pass follows. Times run from 1 to it, spaced as the grid says; at 0 the levels are
+    those of clean text."""
 
 
 CONVENTIONS: dict[Convention, Customs] = {

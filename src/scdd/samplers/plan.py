@@ -15,7 +15,6 @@ from scdd.samplers.last_pass import PASSES
 from scdd.samplers.options import (
     CONVENTIONS,
     SAMPLERS,
-    Customs,
     Final,
     GridKind,
     SamplingChanges,
@@ -59,12 +58,17 @@ class SamplingPlan(Options):
                 "tolerance",
             )
         if self.last_pass is not None and (why := no_pass(self)) is not None:
-            raise OptionError(f"A last pass is not possible here, since {why}: leave it out.", "last_pass")
+            raise OptionError(f"A last pass is not possible here, since {why}: leave one of the two out.", "last_pass")
 
     @property
-    def customs(self) -> Customs:
-        """The convention that the times follow."""
-        return CONVENTIONS[self.options.convention]
+    def scale(self) -> float:
+        """The share of each time at which the schedule is asked for its levels."""
+        return CONVENTIONS[self.options.convention].scale
+
+    @property
+    def end(self) -> float:
+        """Where the walk's times end: above 0 only if a last pass follows, since masks may be left there."""
+        return CONVENTIONS[self.options.convention].end if self.last_pass is not None else 0.0
 
     @property
     def extra_steps(self) -> int:
@@ -124,9 +128,10 @@ def make_plan(base: SamplingOptions, changes: Mapping[str, Any], start: float | 
         options=options,
         **run,
     )
-    if plan.last_pass is None and options.last_pass is None and no_pass(plan) is None:
-        return replace(plan, last_pass=PASSES.get(customs.last_pass)) if customs.last_pass != "none" else plan
-    return plan
+    if plan.last_pass is not None or options.last_pass is not None or customs.last_pass == "none":
+        return plan
+    # what ends its rows by itself has no pass in any convention
+    return plan if sampler.reads_network or sampler.finishes else replace(plan, last_pass=PASSES[customs.last_pass])
 
 
 def no_pass(plan: SamplingPlan) -> str | None:

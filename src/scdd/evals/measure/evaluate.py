@@ -14,12 +14,11 @@ from scdd.evals.measure.model import EvalModel, open_model
 from scdd.evals.measure.progress import bar, somebody_watches
 from scdd.evals.measure.recovery import measure_recovery, measure_typos
 from scdd.evals.measure.reference_lm import ReferenceLM, open_reference_lm
-from scdd.evals.measure.specs import RecoverySpec, Repair, SamplingSpec, check_convention
+from scdd.evals.measure.specs import RecoverySpec, Repair, SamplingSpec
 from scdd.evals.measure.store import MeasureContext, Measurement, Store
 from scdd.evals.measure.texts import Rows, text_rows
 from scdd.evals.measure.zero_shot import measure_zero_shot
 from scdd.lm.model import LM
-from scdd.samplers.options import Convention
 from scdd.training.parallel import World
 
 Measure = Literal["likelihood", "generation", "correction", "recovery", "typos", "zero-shot"]
@@ -34,7 +33,6 @@ def evaluate(
     reference_lm: str | Path | ReferenceLM | None = None,
     sampling: SamplingSpec | None = None,
     out: str | Path = "eval",
-    convention: Convention = "ours",
     batch_size: int | None = None,
     progress: bool | None = None,
 ) -> list[Measurement]:
@@ -44,7 +42,8 @@ def evaluate(
     hf:NAME) is what likelihood and recovery are about, by default the validation data of the model's recipe.
     `reference_lm` scores texts: a hub name, a folder, a .gguf file or an autoregressive checkpoint of our own; generation
     needs it, correction and recovery tell more with it. `sampling` says how texts are drawn, and holds the seed of
-    everything. `convention` "authors" measures likelihood, texts and recovery as the paper's code does. Finished measurements are kept in the folder `out` and not made again; `scdd report` makes a page of them.
+    everything; its convention ({"convention": "authors"} among its changes) is that of likelihood and recovery, too.
+    Finished measurements are kept in the folder `out` and not made again; `scdd report` makes a page of them.
     `batch_size` (texts at a time) changes speed and memory only; `progress` shows bars, by default where somebody sees them.
     """
     measures = (measures,) if isinstance(measures, str) else measures
@@ -56,9 +55,7 @@ def evaluate(
     opened = model if isinstance(model, EvalModel) else open_model(model)
     device = opened.lm.device
     spec = sampling or SamplingSpec(usual_num(device))
-    if convention != "ours":
-        check_convention(convention)
-        spec = spec.changed({"convention": convention})
+    convention = spec.changes.get("convention") or "ours"
     scorer: Any = reference_lm
     if isinstance(reference_lm, str | Path):
         scorer = open_reference_lm(str(reference_lm), device)

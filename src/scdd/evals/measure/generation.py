@@ -103,6 +103,8 @@ def measure_samples(context: MeasureContext, model: EvalModel, spec: SamplingSpe
         tokens = [ended(row.tokens[1 : 1 + length], eos) for row in rows]
         before = [ended(row.first[1 : 1 + length], eos) for row in rows]
         moves = pad_sequence([row.moves for row in rows], batch_first=True)  # some may stop early
+        if plan.last_pass is not None:
+            moves = moves[:, :-1]  # what it rewrites is no correction by the reverse process
         return {
             "texts": [model.engine.text(row) for row in tokens],
             "before": [model.engine.text(row) for row in before],

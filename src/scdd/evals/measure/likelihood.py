@@ -224,7 +224,8 @@ def _estimates(
         z_t = process.corrupt(x, _noised_at(process, t, estimator), CounterRNG(seed, samples, x.device))
         hidden = denoiser.hidden(z_t, t, documents).flatten(0, 1)
         coefficients = process.elbo_coefficients(x, z_t, t, s).flatten(x.shape)
-        _, flat = elbo(hidden, denoiser.head, x.flatten(), z_t.flatten(), coefficients)
+        noise = process.noise_scores(x.device)
+        _, flat = elbo(hidden, denoiser.head, x.flatten(), z_t.flatten(), coefficients, noise=noise)
         losses = flat.view(x.shape).double()
         if estimator.convention == "authors":
             assert s is not None
@@ -282,10 +283,13 @@ def _chance(samplers: Sequence[TimeSampler], counts: Sequence[int], at: Times) -
 def dropped(process: Process, x: Tensor, z_t: Tensor, s: Tensor, t: Tensor) -> Tensor:
     """What `eq:loss_zt` leaves out of each KL: E[f_s(z_s) | z_t, x] − f_t(z_t), f_t(z) = log(ρ_t·1[z = x] + (1 − ρ_t)/K).
 
-    Nothing of γ: it is the same in q and in p_θ, and cancels before anything is dropped. f is 0 at the mask. The true posterior of z_s is at x, at the mask, or somewhere else, where f_s is the same.
+    Nothing of γ: it is the same in q and in p_θ, and cancels before anything is dropped. f is 0 at the mask. The true
+    posterior of z_s is at x, at the mask, or somewhere else, where f_s is the same.
     """
     if isinstance(process, GIDD):
         raise UserError("The authors' convention is SCDD's and MDLM's: use convention ours for GIDD.")
+    if process.noise is not None:
+        raise UserError("The authors' convention is that of uniform noise: use convention ours for this process.")
     K, m = process.vocab.K, process.vocab.mask_id
     same = (z_t == x).to(torch.float64)
     move = process.transition(z_t, same, s, t)

@@ -86,7 +86,7 @@ class Repair:
     def name(self) -> str:
         """For tables."""
         if self.threshold is None:
-            how = ", nucleus" if self.nucleus else ", the authors' way" if self.convention == "authors" else ""
+            how = ", the authors' way" if self.convention == "authors" else ", nucleus" if self.nucleus else ""
             return f"{self.last} of {self.steps} steps{how}"
         return f"one pass, threshold {self.threshold:g}"
 

@@ -119,12 +119,10 @@ def settled(spec: SamplingSpec, lm: LM) -> dict[str, Any]:
 
 
 def _named(value: Any) -> Any:
-    """A choice as plain data: a rule of somebody's own is known by where it was written."""
-    return f"{value.__module__}.{value.__qualname__}" if hasattr(value, "__qualname__") else _plain(value)
-
-
-def _plain(value: Any) -> Any:
-    return repr(value) if callable(value) else value
+    """A choice as plain data: a rule of somebody's own is known by where it was written, or by its repr."""
+    if not callable(value):
+        return value
+    return f"{value.__module__}.{value.__qualname__}" if hasattr(value, "__qualname__") else repr(value)
 
 
 def _without(defaults: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
