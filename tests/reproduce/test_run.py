@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from scdd.core.errors import UserError
-from scdd.reproduce.plan import NO_CHOICES, corpus_path, make_plan
+from scdd.reproduce.parts import NO_CHOICES, corpus_path
+from scdd.reproduce.plan import make_plan
 from scdd.reproduce.records import Records
 from scdd.reproduce.run import LocalProcesses, Task, execute, group, run
 from scdd.reproduce.work import Place

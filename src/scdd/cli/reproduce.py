@@ -16,7 +16,7 @@ import typer
 from scdd.core.errors import UserError
 
 if TYPE_CHECKING:
-    from scdd.reproduce.plan import Part
+    from scdd.reproduce.parts import Part
     from scdd.reproduce.records import Records
     from scdd.reproduce.run import Summary
 
@@ -73,25 +73,28 @@ def reproduce(
     from scdd.reproduce.load import load_claims, load_scale
 
     chosen_scale, claims = load_scale(scale), load_claims()  # before torch is imported: a mistake is told at once
-    from scdd.reproduce import plan as planning
+    from scdd.reproduce.parts import Choices, chosen
+    from scdd.reproduce.plan import make_plan
     from scdd.reproduce.records import Records
     from scdd.reproduce.report import write_report
 
-    choices = planning.Choices(data, judge, llm, base_url, benchmarks)
-    parts = planning.make_plan(chosen_scale, out, choices)
-    records = Records(out)
+    choices = Choices(data, judge, llm, base_url, benchmarks)
+    parts = make_plan(chosen_scale, out, choices)
+    records, failed = Records(out), 0
     if report:
         if not out.is_dir() or not records.read():
             raise UserError(
                 f"{out} holds no records: run `scdd reproduce {scale} --out {out}` first, or name another folder."
             )
     else:
-        wanted = planning.chosen(parts, only or ())
-        _run(chosen_scale, choices, wanted, parts, records, _Wishes(dry_run, minutes, workers, price, quiet))
+        wanted = chosen(parts, only or ())
+        failed = _run(chosen_scale, choices, wanted, parts, records, _Wishes(dry_run, minutes, workers, price, quiet))
         if dry_run:
             return
     for path in write_report(out, chosen_scale, parts, claims, by_name=report):
         typer.echo(f"wrote {path}")
+    if failed:
+        raise UserError(f"{failed} parts failed, as told above: mend the cause, and the same command goes on.")
 
 
 class _Wishes:
@@ -107,10 +110,11 @@ class _Wishes:
         self.workers = len(self.gpus) or workers or _cores()
 
 
-def _run(scale: Any, choices: Any, wanted: list[Part], parts: list[Part], records: Records, wishes: _Wishes) -> None:
+def _run(scale: Any, choices: Any, wanted: list[Part], parts: list[Part], records: Records, wishes: _Wishes) -> int:
+    """Show the plan or carry it out; how many parts failed."""
     from scdd.data.files import make_folder
     from scdd.reproduce import cost
-    from scdd.reproduce.plan import corpus_path
+    from scdd.reproduce.parts import corpus_path
     from scdd.reproduce.run import LocalProcesses, group, run
     from scdd.reproduce.work import Place
 
@@ -127,7 +131,7 @@ def _run(scale: Any, choices: Any, wanted: list[Part], parts: list[Part], record
         for part in todo:
             typer.echo(f"  {part.name}")
         typer.echo("\n" + "\n".join(lines))
-        return
+        return 0
     _require_text(scale, choices, todo)
     make_folder(records.out)
     if not wishes.quiet:
@@ -138,6 +142,7 @@ def _run(scale: Any, choices: Any, wanted: list[Part], parts: list[Part], record
     with _signals(), _progress(records, wanted, len(wanted) - len(todo), wishes.quiet) as tell:
         summary = run(tasks, executor, tell)
     _tell(summary)
+    return len(summary.failed)
 
 
 def _require_text(scale: Any, choices: Any, todo: list[Part]) -> None:

@@ -12,7 +12,7 @@ from scdd.evals.report.tables import Table, entries
 from scdd.models.options import DiTOptions
 from scdd.recipe.load import load
 from scdd.reproduce.options import RateOptions, Scale
-from scdd.reproduce.plan import Part
+from scdd.reproduce.parts import Part
 from scdd.reproduce.records import Record
 from scdd.reproduce.run import Task
 

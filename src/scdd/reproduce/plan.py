@@ -1,15 +1,10 @@
-"""From a scale to its parts: every training, every tuning, every measurement, each under a name and a hash of its own.
-
-A part is plain data. Its id is a hash of all that its result depends on, so that finished parts are found again whatever
-order, machine or session they were done in; names are what people select and read.
-"""
+"""From a scale to its parts: every training, every tuning, every measurement."""
 
 from __future__ import annotations
 
-import fnmatch
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -18,87 +13,18 @@ from scdd.core.errors import UserError
 from scdd.evals.measure.store import fingerprint
 from scdd.recipe.load import load, to_dict
 from scdd.reproduce import options as o
+from scdd.reproduce.parts import NO_CHOICES, Choices, Part, corpus_path, movable, run_folder, training_name
 from scdd.reproduce.tuning import candidates
 from scdd.training.options import CHANGEABLE
 
-STAGES = ("data", "train", "continue", "tune", "measure")
-"""A stage begins when the one before it is over; `continue` are trainings that start from others."""
-PREPARED, RUNS = "data", "runs"
 USUAL_QUESTIONS, SAMPLED = 2000, 2  # of a task, for the estimate; of those inside the package
 USUAL_ROWS = 4000  # of a validation text, for the estimate
 WAY = ("sampler", "grid", "final", "top_p", "temperature")
 
 
-@dataclass(frozen=True)
-class Part:
-    """One training, one tuning or one measurement."""
-
-    name: str
-    kind: str
-    stage: str
-    id: str
-    training: str = ""
-    seed: int = 0
-    system: str = ""
-    convention: str = "ours"
-    tuned: bool = False
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """What the work needs to know, as plain data."""
-    needs: tuple[str, ...] = ()
-    """Names of the parts whose results it uses."""
-    work: Mapping[str, float] = field(default_factory=dict)
-    """Tokens by what is done with them, for the estimate: train, read, draw, judge."""
-
-    @property
-    def run(self) -> str:
-        """The training run that it is about."""
-        return f"{self.training}/seed-{self.seed}"
-
-
-@dataclass(frozen=True)
-class Choices:
-    """What a user chooses besides the scale."""
-
-    data: str | None = None
-    """Folder of shards in place of the scale's corpus."""
-    reference: str | None = None
-    """Language model that judges, in place of the scale's."""
-    llm: str | None = None
-    """Name of the model at an OpenAI endpoint, for the LLM judge; None leaves that out."""
-    base_url: str | None = None
-    benchmarks: str | None = None
-    """Folder of the zero-shot tasks."""
-
-
-NO_CHOICES = Choices()
-
-
 def make_plan(scale: o.Scale, out: Path, choices: Choices = NO_CHOICES) -> list[Part]:
     """All parts of a scale, in an order in which they can be done."""
     return _Planner(scale, out, choices).parts()
-
-
-def chosen(parts: Sequence[Part], patterns: Sequence[str]) -> list[Part]:
-    """The parts whose names, or whose runs' names, match one of the patterns, with all that they need; all without a pattern.
-
-    A run's name, TRAINING/seed-N, means its training and everything that is measured of it.
-    """
-    if not patterns:
-        return list(parts)
-    by_name = {part.name: part for part in parts}
-    wanted: set[str] = set()
-    for pattern in patterns:
-        found = [
-            part.name for part in parts if any(fnmatch.fnmatchcase(n, f"*{pattern}*") for n in (part.name, part.run))
-        ]
-        if not found:
-            raise UserError(f"only {pattern} is no part's name: --dry-run lists them.", "only")
-        while found:
-            name = found.pop()
-            if name not in wanted:
-                wanted.add(name)
-                found += by_name[name].needs
-    return [part for part in parts if part.name in wanted]
 
 
 class _Planner:
@@ -305,7 +231,9 @@ class _Planner:
         for tuned in ways:
             tuning = [f"tune/{base.system}"] if tuned else []
             for nfe in budgets:
-                asked = {"nfe": nfe, "num": one.num, "length": one.length, "reference": reference}
+                asked: dict[str, Any] = {"nfe": nfe, "num": one.num, "length": one.length, "reference": reference}
+                if tuned:
+                    asked["tuning"] = self.ids[tuning[0]]
                 texts = one.num * length
                 walks, read = (2, 3) if kind == "correction" else (1, 1)
                 work = {"draw": float(walks * texts * (length if alone else nfe)), "judge": float(read * texts)}
@@ -339,29 +267,3 @@ class _Planner:
         content = [kind, base.convention, base.tuned, movable(settings), [self.ids[name] for name in base.needs]]
         name = base.name.format(kind=kind) + ("-tuned" if base.tuned else "") + (f"/{detail}" if detail else "")
         return replace(base, name=name, kind=kind, id=fingerprint(content), settings=settings, work=work)
-
-
-def corpus_path(scale: o.Scale, out: Path, choices: Choices) -> str | None:
-    """The folder of shards; None where each recipe has its own."""
-    if choices.data is not None or scale.corpus is None:
-        return choices.data
-    return scale.corpus.path or str((out / PREPARED).resolve())
-
-
-def movable(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings without what differs from machine to machine: of files and folders their names stay."""
-    kept = {name: value for name, value in settings.items() if name not in ("base_url", "data")}
-    reference = kept.get("reference")
-    if reference and "model" in reference:
-        kept["reference"] = {"model": Path(reference["model"]).name}
-    return kept
-
-
-def training_name(training: str, seed: int) -> str:
-    """The part that trains it."""
-    return f"train/{training}/seed-{seed}"
-
-
-def run_folder(out: Path, training: str, seed: int) -> Path:
-    """Where a training is."""
-    return (out / RUNS / training / f"seed-{seed}").resolve()

@@ -12,7 +12,7 @@ from scdd.bundle import folder as bundle
 from scdd.core.errors import UserError
 from scdd.core.files import CONFIG_LIMIT, read_text
 from scdd.data.files import make_folder, write_atomically, write_json
-from scdd.reproduce.plan import Part, run_folder, training_name
+from scdd.reproduce.parts import Part, run_folder
 
 FORMAT = 1
 FOLDER, TOGETHER = "records", "records.jsonl"
@@ -106,15 +106,17 @@ class Records:
         todo, needed = set[str](), set[str]()
         for part in reversed(parts):  # those that need before those that are needed
             lost = part.kind == "train" and part.name in needed and checkpoint(self.out, part) is None
-            stale = part.stage == "measure" and part.id in found and self._stale(part, found[part.id], weights)
+            stale = part.id in found and _stale(found[part.id], weights)
             if part.id not in found or lost or stale:
                 todo.add(part.name)
                 needed.update(part.needs)
         return [part for part in parts if part.name in todo]
 
-    def _stale(self, part: Part, record: Record, weights: Mapping[str, Any]) -> bool:
-        own = weights.get(training_name(part.training, part.seed))
-        return own is not None and record.made.get("weights") != own
+
+def _stale(record: Record, weights: Mapping[str, Any]) -> bool:
+    """Whether a record is of other weights than those that are there now, a judge's among them."""
+    used = record.made.get("used") or {}
+    return record.kind != "train" and any(weights.get(name) not in (None, own) for name, own in used.items())
 
 
 def of_plan(parts: Sequence[Part], found: Mapping[str, Record], by_name: bool = False) -> dict[str, Record]:

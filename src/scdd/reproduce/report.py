@@ -15,7 +15,7 @@ from scdd.evals.report.tables import Entry, Table, entries, escaped, number
 from scdd.reproduce import tables
 from scdd.reproduce.claims import LOGARITHMIC, Claim
 from scdd.reproduce.options import Scale
-from scdd.reproduce.plan import Part
+from scdd.reproduce.parts import Part
 from scdd.reproduce.records import Record, Records, of_plan
 from scdd.reproduce.verdicts import FAILS, HOLDS, LEVEL, UNDECIDED, UNMEASURED, Finding, Trial, findings, place_of
 
@@ -155,15 +155,9 @@ def _how(tested: Sequence[Finding]) -> str:
         split, flip = 2 / math.comb(2 * n, n), 2 / 2**n
         powers = [f"{d.detectable(alpha):.1f}" for d in (two, one) for alpha in (LEVEL, LEVEL / m)]
         rows.append(entries(n, *powers, f"{min(1.0, split):.3g}", f"{min(1.0, flip):.3g}"))
-    head = [
-        "runs a side",
-        "two systems, one claim",
-        f"first of {m}",
-        "same weights, one claim",
-        f"first of {m} ",
-        "smallest exact p, two systems",
-        "same weights",
-    ]
+    head = ["runs a side"]
+    head += [f"{what}: {which}" for what in ("two systems", "same weights") for which in ("alone", f"first of {m}")]
+    head += ["exact p at least, two systems", "exact p at least, same weights"]
     notes = [
         "Differences between systems that would be found four times in five, in standard deviations over runs: at 5 % for one claim "
         f"alone, and for the first of {m} after Holm's correction; and the smallest two-sided p that an exact permutation test can "

@@ -24,7 +24,7 @@ from typing import Any, Protocol, TypeVar
 
 from scdd.core.errors import UserError, reason
 from scdd.data.files import make_folder
-from scdd.reproduce.plan import STAGES, Part
+from scdd.reproduce.parts import STAGES, Part
 from scdd.reproduce.work import Bench, Place, Stopped
 
 Item = TypeVar("Item")

@@ -14,6 +14,7 @@ from scdd.reproduce.records import Record
 from scdd.reproduce.verdicts import FAR, place_of
 
 UNVARIED = "‡"
+ROUNDING = 1e-12  # relative spread of what is equal
 Group = Sequence[Record]
 
 
@@ -23,7 +24,9 @@ def over_seeds(values: Iterable[float | None]) -> str:
     if not known:
         return NONE.text
     found = mean(known)
-    return with_error(found.value, found.error) if found.units > 1 else number(found.value)
+    if found.units < 2:
+        return number(found.value)
+    return with_error(found.value, found.error if found.error > ROUNDING * abs(found.value) else 0.0)
 
 
 def by_system(records: Group) -> dict[str, list[Record]]:

@@ -21,13 +21,13 @@ from scdd.evals.measure.generation import measure_correction, measure_generation
 from scdd.evals.measure.likelihood import NelboEstimator, measure_likelihood
 from scdd.evals.measure.model import EvalModel, open_model
 from scdd.evals.measure.recovery import measure_recovery
-from scdd.evals.measure.reference_lm import ReferenceLM, open_reference_lm
+from scdd.evals.measure.reference_lm import OwnReferenceLM, ReferenceLM, open_reference_lm
 from scdd.evals.measure.specs import RecoverySpec, Repair, SamplingSpec
 from scdd.evals.measure.store import MeasureContext, Measurement, Store, versions
 from scdd.evals.measure.texts import Rows, text_rows
 from scdd.evals.measure.zero_shot import measure_zero_shot
 from scdd.lm.training import train
-from scdd.reproduce.plan import PREPARED, Part, run_folder, training_name
+from scdd.reproduce.parts import PREPARED, RUNS, Part, run_folder, training_name
 from scdd.reproduce.records import Record, Records
 from scdd.reproduce.tuning import candidates, choose
 from scdd.samplers.options import SamplerOptions
@@ -72,12 +72,20 @@ class Bench:
         """Do a part and note it."""
         start = time.time()
         result, more = WORK[part.kind](self, part)
+        used = {name: weights for name in part.needs if (weights := self._weights(name)) is not None}
         made = {
+            **({"used": used} if used and part.kind != "train" else {}),
             **{"seconds": round(time.time() - start, 3), "device": self._device_name(), "versions": versions()},
             "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(start)),
             **more,
         }
         self.records.write(part, result, made)
+
+    def _weights(self, name: str) -> str | None:
+        """The checksum of a training's weights; None for a part that is no training."""
+        kind, *run = name.split("/")
+        newest = bundle.newest_checkpoint(self.out / RUNS / "/".join(run)) if kind == "train" else None
+        return None if newest is None else str(bundle.meta(newest)["weights_sha256"])
 
     def _device_name(self) -> str:
         return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
@@ -99,21 +107,25 @@ class Bench:
             return None
         name = str(run_folder(self.out, asked["training"], asked["seed"]) if "training" in asked else asked["model"])
         if name not in self._judges:
-            self._judges[name] = open_reference_lm(name, self.device)
+            if "training" in asked:
+                label = f"{asked['training']}, seed {asked['seed']}"
+                self._judges[name] = OwnReferenceLM(open_model(name, label, device=self.device))
+            else:
+                self._judges[name] = open_reference_lm(name, self.device)
         return self._judges[name]
 
     def rows(self, model: EvalModel, limit: int | None, whole: bool) -> Rows:
         """The validation text, in rows as the model knows them."""
         return text_rows(model, [self.place.corpus] if self.place.corpus else None, limit=limit, whole=whole)
 
-    def tuned(self, system: str) -> Mapping[str, Any]:
-        """What tuning chose for a system."""
+    def tuned(self, part: Part) -> Mapping[str, Any]:
+        """What tuning chose for the system of a part."""
         if self._found is None:
             self._found = self.records.read()
-        found = [one for one in self._found.values() if one.kind == "tune" and one.system == system]
-        if not found:
-            raise UserError(f"{system} is not tuned yet: do tune/{system} first.")
-        chosen: Mapping[str, Any] = found[-1].result["chosen"]
+        record = self._found.get(part.settings["tuning"])
+        if record is None:
+            raise UserError(f"{part.system} is not tuned yet: do tune/{part.system} first.")
+        chosen: Mapping[str, Any] = record.result["chosen"]
         return chosen
 
 
@@ -220,7 +232,7 @@ def _likelihood(bench: Bench, part: Part) -> Done:
 
 def _drawn(bench: Bench, part: Part) -> Done:
     asked, model = part.settings, _model(bench, part)
-    spec = sampling_spec(part, bench.tuned(part.system) if part.tuned else None)
+    spec = sampling_spec(part, bench.tuned(part) if part.tuned else None)
     judge = bench.judge(asked["reference"])
     if part.kind == "correction":
         measured = measure_correction(bench.context, model, spec, judge)
