@@ -1,10 +1,10 @@
-"""How noisy a reported NELBO is: ours against the reference convention, at the same number of network evaluations.
+"""How noisy a reported NELBO is: ours against the authors' convention, at the same number of network evaluations.
 
     python benchmarks/nelbo_variance.py CHECKPOINT --text FILE --rows 32 --repeats 40
 
 Both estimate a text's bound from `--looks` evaluations a row. Ours keeps the constants, draws times by importance over all
-of the grid and divides them evenly; the reference convention takes the cross-entropies of `eq:loss_zt` at independent uniform i ≥ 2.
-The ratio of their variances over repeated runs is how many more evaluations the reference convention needs for the same
+of the grid and divides them evenly; the authors' convention takes the cross-entropies of `eq:loss_zt` at uniform i ≥ 2.
+The ratio of their variances over repeated runs is how many more evaluations the authors' convention needs for the same
 error, on top of not being the bound. Two variants between the two tell what the constants and the times are worth.
 """
 
@@ -27,7 +27,7 @@ from scdd.processes.base import Process
 
 
 def uniform_times(process: Process, indices: list[int], estimator: NelboEstimator, device: torch.device) -> list[Times]:
-    """Independent uniform i = 1 … T: the exact bound, constants kept, with the reference's spread of times."""
+    """Independent uniform i = 1 … T: the exact bound, constants kept, with the authors' spread of times."""
     assert estimator.steps is not None
     drawn = uniforms((len(indices), estimator.looks), CounterRNG(derive_seed(estimator.seed, "times"), indices, device))
     before = (drawn * estimator.steps).floor()
@@ -65,9 +65,9 @@ def main() -> None:
         return np.array([f["nats"] for f in found]), float(np.mean([f["error"] ** 2 for f in found]) ** 0.5)
 
     variants = {
-        "reference convention (cross-entropies, uniform i >= 2)": runs("reference", ours),
-        "exact bound, uniform independent i": runs("exact", uniform_times),
-        "ours (exact bound, importance-sampled, divided evenly)": runs("exact", ours),
+        "authors' convention (cross-entropies, uniform i >= 2)": runs("authors", ours),
+        "exact bound, uniform independent i": runs("ours", uniform_times),
+        "ours (exact bound, importance-sampled, divided evenly)": runs("ours", ours),
     }
     least = variants["ours (exact bound, importance-sampled, divided evenly)"][0].var(ddof=1)
     print(

@@ -20,18 +20,28 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import scdd
 from scdd.bundle.folder import read
-from scdd.cli.main import main
+from scdd.cli.main import import_verb, main
 from scdd.core.errors import UserError
 from scdd.core.types import padded
 from scdd.data.tokenizer import TextTokenizer
+from scdd.evals.measure.store import read_measurements
 from scdd.processes.gidd import GIDD
 from scdd.processes.mdlm import MDLM
 from scdd.processes.scdd import SCDD
 from tests import tiny
+from tests.evals.conftest import AR
 from tests.reference_network import State, logits, random_state
 from tests.test_bundle_convert import Payload, node, prefixed
 
 HEADS = 2
+# as the configuration of the authors' SCDD says it
+AUTHORS = {
+    "diffusion": "absorbing_state",
+    "parameterization": "scdd",
+    "forward": {"name": "mix", "ratio": 0.1, "gamma": 1, "t_peak": 0.5},
+    "noise": {"type": "loglinear"},
+    "model": {"length": 24},
+}
 T = torch.tensor([0.05, 0.97], dtype=torch.float64)
 Convert = Callable[..., tuple[int, str, str]]
 
@@ -97,6 +107,7 @@ def lightning(file: Path, state: State, config: dict[str, Any] | None, **more: A
         ({"diffusion": "absorbing_state", "noise": {"type": "loglinear"}, "model": {"length": 24}}, MDLM, None),
         ({"diffusion": "scdd", "noise": {"p_uniform": 0.1}, "model": {"length": 24}}, SCDD, 0.1),
         ({"diffusion": "absorbing_state", "p_u": 0.05, "model": {"length": 24}}, SCDD, 0.05),
+        (AUTHORS, SCDD, 0.1),
     ],
 )
 def test_a_lightning_checkpoint_of_scdd_or_mdlm(
@@ -116,6 +127,46 @@ def test_a_lightning_checkpoint_of_scdd_or_mdlm(
     z = tokens(own.size)
     assert close(lm, z, logits(state, z, torch.zeros(2), HEADS))
     assert lm.generate(1, steps=2)[0].text is not None
+
+
+def test_every_measurement_takes_a_converted_checkpoint(
+    convert: Convert, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Random weights with p_u 0.1 in their configuration: they sample at 0.1, and every verb of `scdd eval` runs on them."""
+    own = tiny.tokenizer()
+    own.save(tmp_path / "vocabulary.json")
+    file = lightning(tmp_path / "last.ckpt", weights(own.size), AUTHORS)
+    model = str(tmp_path / "m")
+    assert convert(file, "--out", model, "--tokenizer", tmp_path / "vocabulary.json")[0] == 0
+    lm = scdd.load(model, device="cpu")
+    assert repr(lm.process).endswith("Peaked(p_u=0.1, exponent=1, t_peak=0.5))")
+    assert lm.generate(1, steps=2, convention="authors")[0].nfe == 3
+    text, judge = tmp_path / "text.txt", str(tiny.checkpoint(tmp_path / "ar", *AR, causal=True))
+    text.write_text(tiny.TEXT * 8, encoding="utf-8")
+    question = {"query": "Where does the river run?", "choices": ["to the sea", "to the fox"], "gold": 0}
+    (tmp_path / "piqa.jsonl").write_text(json.dumps(question) + "\n")
+    few = ("--device", "cpu", "--out", str(tmp_path / "out"), "--quiet")
+    commands = {
+        "likelihood": ("--model", model, "--text", str(text), "--looks", "2", "--convention", "authors"),
+        "generation": ("--model", model, "--judge", judge, "--steps", "3", "--num", "2", "--convention", "authors"),
+        "correction": ("--model", model, "--steps", "2", "--num", "2"),
+        "recovery": ("--model", model, "--text", str(text), "--k", "2", "--num", "2", "--last", "1", "--convention", "authors"),
+        "zero-shot": ("--model", model, "--tasks", "piqa", "--data", str(tmp_path), "--passes", "2"),
+        "judge": (f"a={model}", f"b={model},top_p=0.5", "--llm", "none", "--base-url", "http://127.0.0.1:9", "--text", str(text),
+                  "--num", "2", "--steps", "2", "--estimate"),
+        "compare": (f"a={model}", f"b={model},convention=authors", "--judge", judge, "--steps", "2", "--num", "2"),
+    }  # fmt: skip
+    assert set(commands) == set(import_verb("eval").commands), "a verb is not tried"  # type: ignore[attr-defined]
+    for verb, arguments in commands.items():
+        assert main(["eval", verb, *arguments, *few]) == 0, (verb, capsys.readouterr().err)
+    cells = read_measurements(tmp_path / "out")
+    assert {cell.kind for cell in cells} >= {"likelihood", "generation", "correction", "recovery", "typos", "zero-shot"}
+    assert {cell.settings["model"]["process"] for cell in cells if "model" in cell.settings} == {repr(lm.process)}
+    drawn = [cell for cell in cells if cell.kind == "generation" and cell.settings.get("convention") == "authors"]
+    assert drawn
+    assert all(cell.result["nfe"]["value"] == cell.settings["nfe"] for cell in drawn), "the last pass is counted"
+    walked = [cell for cell in cells if cell.kind == "samples" and cell.settings.get("convention") == "authors"]
+    assert all(cell.result["correction"]["steps"] == cell.settings["nfe"] - 1 for cell in walked), "it corrects nothing"
 
 
 def test_gidds_folder(

@@ -121,7 +121,7 @@ def test_nelbo_variance(run: Run, text: Path, tmp_path: Path) -> None:
     model = tiny.checkpoint(tmp_path / "model")
     sizes = ("--rows", 4, "--looks", 2, "--repeats", 3, "--device", "cpu")
     out = run("nelbo_variance", model, "--text", text, *sizes)
-    for label in ("reference convention", "exact bound, uniform", "ours"):
+    for label in ("authors' convention", "exact bound, uniform", "ours"):
         assert row(out, label)[-1] > 0
 
 

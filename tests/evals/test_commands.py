@@ -56,6 +56,7 @@ def test_likelihood(
     reference = run(
         capsys, "eval", "likelihood", models[0], "--text", str(text), "--steps", "50", "--convention", "reference", *out
     )
+    assert reference[0]["settings"]["convention"] == "authors", "its name of now"
     assert reference[0]["result"]["nats"] != cells[0]["result"]["nats"]
 
 
@@ -150,7 +151,7 @@ def test_default_texts_are_the_recipes_own(
         (["eval", "likelihood", "--model", "nowhere"], "no checkpoint folder"),
         (["eval", "likelihood", "--model", "a=x", "--model", "a=y"], "Two systems are called a"),
         (["eval", "likelihood", "--looks", "3"], "even number"),
-        (["eval", "likelihood", "--convention", "mine"], "exact or reference"),
+        (["eval", "likelihood", "--convention", "mine"], "ours or authors"),
         (["eval", "likelihood", "--corpus", "C4"], "LM1B or OWT"),
         (["eval", "generation", "--steps", "0"], "positive numbers"),
         (["eval", "generation", "--top-p", "x"], "list of positive numbers"),

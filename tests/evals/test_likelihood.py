@@ -135,34 +135,6 @@ def test_dropped_constants_are_the_papers(kind: str) -> None:
                 assert ours == pytest.approx(float(paper.cross_entropy(x, x_theta, z, *levels, m)), rel=1e-6, abs=1e-9)  # type: ignore[arg-type]
 
 
-def test_reference_convention_misses_the_last_step() -> None:
-    """Its mean is T/(T − 1)·(the sum over i ≥ 2 of the cross-entropies): not the ELBO, by a known amount."""
-    process, denoiser, T = PROCESSES["scdd"], table(VOCAB, 1), 20
-    V, m = VOCAB.size, VOCAB.mask_id
-    x_theta = denoiser.x_theta().astype(paper.Real)
-
-    def at(t: float) -> tuple[paper.Real, paper.Real]:
-        return paper.Real(float(process.levels(t).gamma)), paper.Real(float(process.levels(t).rho))
-
-    def mean(x: int) -> float:
-        total = 0.0
-        for i in range(2, T + 1):
-            s, t = (i - 1) / T, min(i / T, 1 - 0.5 / T)
-            chance = process.marginal(torch.tensor(x), t)
-            total += sum(
-                float(chance[z]) * float(paper.cross_entropy(x, x_theta[z], z, at(s), at(t), m)) for z in range(V)
-            )
-        return total * T / (T - 1)
-
-    rows = ROWS * 60
-    expected = sum(mean(x) for row in ROWS for x in row) / sum(map(len, ROWS))
-    found = measured(process, denoiser, rows, NelboEstimator(T, 16, "reference"))
-    exact = measured(process, denoiser, rows, NelboEstimator(T, 16))
-    assert abs(found.nats - expected) < 4 * found.error
-    assert abs(expected - exact.nats) > 4 * exact.error, "or the two conventions could not be told apart"
-    assert exact.error < found.error
-
-
 def test_per_byte_and_perplexity() -> None:
     found = combined([RowNats((9.0, 11.0), 5), RowNats((10.0, 10.0), 5)], bytes=40)
     assert found["ppl"] == pytest.approx(math.exp(2.0))
@@ -174,11 +146,18 @@ def test_per_byte_and_perplexity() -> None:
 def test_refusals() -> None:
     with pytest.raises(UserError, match="even number"):
         NelboEstimator(looks=3)
-    with pytest.raises(UserError, match="reference convention is a grid's"):
-        NelboEstimator(None, 8, "reference")
+    with pytest.raises(UserError, match="ours or authors"):
+        NelboEstimator(None, 8, "mine")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="SCDD's and MDLM's"):
-        likelihood(uniform(VOCAB), GIDD(VOCAB, Peaked(0.2)), [[0]], NelboEstimator(10, 2, "reference"))
+        likelihood(uniform(VOCAB), GIDD(VOCAB, Peaked(0.2)), [[0]], NelboEstimator(10, 2, "authors"))
     with pytest.raises(UserError, match="no text"):
         combined([])
     with pytest.raises(UserError, match="no token"):
         likelihood(uniform(VOCAB), SCDD(VOCAB, Peaked(0.2)), [[]])
+
+
+def test_old_names_of_the_conventions_still_work() -> None:
+    old = NelboEstimator(10, 8, "exact")  # type: ignore[arg-type]
+    assert old == NelboEstimator(10, 8, "ours")
+    assert old.settled()["convention"] == "exact", "measurements are found by this name"
+    assert NelboEstimator(None, 8, "reference") == NelboEstimator(1000, 8, "authors")  # type: ignore[arg-type]

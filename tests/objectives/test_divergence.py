@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from scdd.core import ElboCoefficients, Vocab
+from scdd.core import ElboCoefficients, UserError, Vocab
+from scdd.objectives.diffusion import DiffusionObjective
 from scdd.objectives.elbo import nelbo
+from scdd.objectives.options import ElboOptions
 from scdd.ops.elbo.reference import Statistics, loss, position_loss
 from scdd.processes.base import Process
 from scdd.processes.gidd import GIDD
@@ -200,17 +202,47 @@ def test_dynamic_weights_on_an_absorbing_mask() -> None:
             assert got[i].item() == pytest.approx(float(weight * (paper.kl(f, g) + same)), rel=1e-10, abs=1e-12)
 
 
-@pytest.mark.parametrize("name", ["gidd+", "scdd+"])
+@pytest.mark.parametrize("kind", [SCDD, GIDD])
+@pytest.mark.parametrize("p_u", [0.1, 0.2])
+def test_weights_of_gidds_code(kind: type[Process], p_u: float) -> None:
+    """(B/V)·exp(½·sigmoid(−t)) on clean tokens, B = 2·p_u/(1 − p_u), whatever the time; else GIDD+'s weights, and its loss."""
+    process, own = kind(Vocab(5, 2), Peaked(p_u)), paper.Gidd(p_u, 1.0, 0.5, 5, 2)
+    table, x_theta = laws.network(process, 7)
+    x, z = everywhere(process)
+    for t in [1e-3, *INSIDE, 0.999]:
+        got = loss(table[z], x, z, process.weighted_coefficients(x, z, t, "gidd+code"), 2)
+        clean = 2 * p_u / (1 - p_u) / 5 * np.exp(0.5 / (1 + np.exp(t)))
+        for i, (a, b) in enumerate(zip(x.tolist(), z.tolist(), strict=True)):
+            weight = 2.0 if b == 2 else clean if a == b else 1.0
+            q, p = own.marginal(paper.unit(a, 5), t), own.marginal(x_theta[b], t)
+            divergence = paper.kl(q, p) + q[b] / p[b] - np.log(q[b] / p[b]) - 1
+            assert got[i].item() == pytest.approx(weight * float(divergence), rel=1e-9, abs=1e-12)
+
+
+def test_weights_of_gidds_code_need_its_schedule() -> None:
+    options = ElboOptions(None, "gidd+code")
+    with pytest.raises(UserError, match="use schedule peaked"):
+        DiffusionObjective(laws.build("SCDD", "decoupled"), options)
+    masked = laws.build("MDLM", "linear")
+    x, z = everywhere(masked)
+    table, _ = laws.network(masked, 7)
+    a, b = (loss(table[z], x, z, masked.weighted_coefficients(x, z, 0.3, n), 4) for n in ("gidd+", "gidd+code"))
+    assert torch.allclose(a, b), "without noise both are MDLM with bounded weights"
+
+
+@pytest.mark.parametrize("name", ["gidd+", "gidd+code", "scdd+"])
 def test_weights_of_one_name_are_one_loss_for_both_processes(name: str) -> None:
     """SCDD and GIDD share marginals, so under the same weights they are trained alike; "dynamic" is each one's own."""
     for mask in laws.MASKS.values():
         scdd, gidd = (kind(Vocab(5, mask), Peaked(0.2)) for kind in (SCDD, GIDD))
         x, z = everywhere(scdd)
         table, _ = laws.network(scdd, 9)
-        own = {"gidd+": gidd, "scdd+": scdd}[name]
+        own = {"gidd+": gidd, "scdd+": scdd}.get(name)
         for t in INSIDE:
             a, b = (loss(table[z], x, z, each.weighted_coefficients(x, z, t, name), mask) for each in (scdd, gidd))
             assert torch.allclose(a, b, rtol=1e-12, atol=1e-14)
+            if own is None:
+                continue
             alone = loss(table[z], x, z, own.weighted_coefficients(x, z, t, "dynamic"), mask)
             assert torch.allclose(a, alone, rtol=1e-12, atol=1e-14)
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from scdd.assemble.network import OwnNetwork, prepare, require_fit, start_network, take_over
+from scdd.assemble.noise import run_noise
 from scdd.assemble.reading import settled
 from scdd.bundle.convert import Reading
-from scdd.bundle.folder import CHAT_TEMPLATE, FOREIGN, Identity
+from scdd.bundle.folder import CHAT_TEMPLATE, FOREIGN, NOISE, Identity
 from scdd.core.errors import at
 from scdd.core.rng import derive_seed
 from scdd.core.types import Vocab
@@ -31,6 +32,7 @@ from scdd.objectives.options import ElboOptions, PrismOptions
 from scdd.objectives.prism import PrismObjective
 from scdd.processes.autoregressive import Autoregressive
 from scdd.processes.base import make_process
+from scdd.processes.noise import Noise
 from scdd.recipe.load import dumps
 from scdd.recipe.sections import Recipe
 from scdd.training.parallel import LossModule, Parallel, World
@@ -46,9 +48,9 @@ BUNDLED = Path(__file__).parent.parent / "assets" / "wiki"
 # -- the objective ----------------------------------------------------------------------------------------------
 
 
-def objective(spec: Recipe, vocab: Vocab, width: int = 0) -> Objective:
+def objective(spec: Recipe, vocab: Vocab, width: int = 0, noise: Noise | None = None) -> Objective:
     """What is minimised; `width` is the network's, for objectives with a head of their own."""
-    forward, options = make_process(spec.process, vocab), spec.objective
+    forward, options = make_process(spec.process, vocab, noise), spec.objective
     if isinstance(forward, Autoregressive):
         return ArObjective(forward)
     if isinstance(options, PrismOptions):
@@ -149,7 +151,8 @@ def trainer(
     """
     vocab, training = data.tokenizer.vocab, spec.training
     net, checkpoint = start_network(spec, run, data.tokenizer, own_network)
-    minimised = own or objective(spec, vocab, net.width)
+    noise = run_noise(spec.process, vocab, data.train, run, world)
+    minimised = own or objective(spec, vocab, net.width, noise)
     if checkpoint is not None:
         take_over(checkpoint, net, minimised, spec)
     require_fit(spec, net, minimised)
@@ -163,14 +166,15 @@ def trainer(
         rank = Rank(world.rank, world.size)
         loader = Loader(blocks, training.batch_size, spec.seed, rank, world.device)
     # A process that is not the recipe's: checkpoints say so, and are not loaded without it.
-    named = repr(minimised.process) == repr(make_process(spec.process, vocab))
+    named = repr(minimised.process) == repr(make_process(spec.process, vocab, noise))
+    kept = {} if noise is None else {NOISE: noise.saved()}
     template = {} if data.chat_template is None else {CHAT_TEMPLATE: data.chat_template}
     identity = Identity(
         recipe=dumps(spec),
         vocab=vocab,
         tokenizer=data.tokenizer.to_str(),
         network=net.description(),
-        extra={**template, **({} if named else {FOREIGN: repr(minimised.process)})},
+        extra={**template, **kept, **({} if named else {FOREIGN: repr(minimised.process)})},
     )
     checkpoints = Checkpoints(run, identity, world, training.keep_last, training.background_save)
     validation = _validation(spec, data, parallel)

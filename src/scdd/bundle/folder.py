@@ -38,6 +38,7 @@ KINDS = ("float32", "bfloat16", "int8")
 FORMAT = {"format": "pt"}  # in the header of the weights, where transformers asks for it
 SCALE = ":scale8"  # ends a scale's name; no attribute of a module can be spelled with a colon
 FOREIGN = "process"  # where `extra` notes a process that the recipe cannot name
+NOISE = "noise"  # where `extra` has the distribution of noise that is not uniform (`processes.noise`)
 CHAT_TEMPLATE = "chat_template"  # where `extra` has the model's Jinja template
 RECIPE, META, WEIGHTS, TOKENIZER = "recipe.yaml", "meta.json", "model.safetensors", "tokenizer.json"
 FILES = (RECIPE, META, WEIGHTS, TOKENIZER)

@@ -17,6 +17,7 @@ from scdd.core.files import plain_yaml, read_json, read_text
 from scdd.models.weights.unpickle import Inert
 
 P_U = ("p_uniform", "p_u", "p_unif")
+FORWARD = "forward"  # SCDD's section: ratio is p_u, gamma the exponent, t_peak itself
 LENGTH = ("max_seq_len", "length", "max_length")
 CONFIGS = ("config.yaml", "config.json", ".hydra/config.yaml")
 # MDLM's names for 1 − t and for the cosine; its other schedules are none of ours.
@@ -43,7 +44,10 @@ def said(own: Any, folder: Path, *, gidd: bool) -> Said:
     config = plain(own)
     if not isinstance(config, dict) or not config:
         config = _beside(folder)
+    forward = look(config, FORWARD)
+    forward = forward if isinstance(forward, dict) else {}
     p_u = _number(config, P_U)
+    p_u = _number(forward, ("ratio",)) if p_u is None else p_u
     model = look(config, "model")
     length = _number(model if isinstance(model, dict) else {}, LENGTH)
     if length is None:
@@ -61,13 +65,16 @@ def said(own: Any, folder: Path, *, gidd: bool) -> Said:
     )
 
 
-def described(kind: str, p_u: float | None, exponent: float | None = None) -> dict[str, Any]:
+def described(
+    kind: str, p_u: float | None, exponent: float | None = None, t_peak: float | None = None
+) -> dict[str, Any]:
     """A recipe's process section with the paper's schedule, or with masks alone."""
     if kind == "ar":
         return {"kind": "ar"}
     if kind == "mdlm":
         return {"kind": "mdlm", "schedule": {"kind": "masked"}}
-    schedule = {"kind": "peaked", "p_u": p_u, **({} if exponent is None else {"exponent": exponent})}
+    told = {"exponent": exponent, "t_peak": t_peak}
+    schedule = {"kind": "peaked", "p_u": p_u, **{name: value for name, value in told.items() if value is not None}}
     return {"kind": kind, "schedule": schedule}
 
 
@@ -174,4 +181,7 @@ def _process(config: dict[str, Any], p_u: float | None, gidd: bool) -> dict[str,
             {"kind": "mdlm", "schedule": {"kind": "masked", "shape": SHAPES[type_]}} if str(type_) in SHAPES else None
         )
     exponent = model.get("gamma") if gidd and isinstance(model, dict) else None
+    forward = look(config, FORWARD)
+    if kind == "scdd" and isinstance(forward, dict):
+        return described(kind, p_u, _number(forward, ("gamma",)), _number(forward, ("t_peak",)))
     return described(kind, p_u, exponent if isinstance(exponent, float) else None)

@@ -13,6 +13,7 @@ from scdd.cli import eval_session as s
 from scdd.cli.cluster import RayCommand
 from scdd.cli.eval_systems import parse_systems
 from scdd.core.errors import UserError
+from scdd.samplers.options import SamplingChanges
 
 app = typer.Typer(
     add_completion=False,
@@ -33,16 +34,14 @@ def likelihood(
     length: s.Length = None,
     steps: Annotated[int | None, typer.Option(help="T of a discrete grid; default: continuous time.")] = None,
     looks: s.Looks = 8,
-    convention: Annotated[
-        str, typer.Option(help="exact: the whole bound. reference: as public code reports it (needs --steps).")
-    ] = "exact",
+    convention: s.ConventionFlag = "ours",
     corpus: s.Corpus = None,
 ) -> None:
     """NELBO of a text per token and per byte, with its errors (tab:valppl)."""
     from scdd.evals.measure.likelihood import NelboEstimator, measure_likelihood
     from scdd.evals.measure.texts import text_rows
 
-    estimator = NelboEstimator(steps, looks, convention, here.seed)  # type: ignore[arg-type]
+    estimator = NelboEstimator(steps, looks, s.likelihood_convention(convention), here.seed)
     for _, loaded in here.opened(model):
         rows = text_rows(loaded, text, field, limit, length)
         here.ask(f"likelihood of {loaded.label}", len(rows), measure_likelihood, loaded, rows, estimator)
@@ -63,6 +62,7 @@ def generation(
         str | None, typer.Option(metavar="[NAME=]PATH", help="Also MAUVE against these human texts.")
     ] = None,
     changes: s.Changes = None,
+    convention: s.SamplingConvention = None,
     judge_batch_size: s.JudgeBatchSize = 8,
     corpus: s.Corpus = None,
 ) -> None:
@@ -75,7 +75,12 @@ def generation(
     heats: Sequence[float | None] = s.parse_numbers(temperature, "--temperature", float) or (None,)
     masses: Sequence[float | None] = s.parse_numbers(top_p, "--top-p", float) or (None,)
     bases = [
-        SamplingSpec(here.default_num(num), nfe, here.seed, {"temperature": heat, "top_p": mass})
+        SamplingSpec(
+            here.default_num(num),
+            nfe,
+            here.seed,
+            {"temperature": heat, "top_p": mass, "convention": s.convention_of(convention)},
+        )
         for nfe, heat, mass in product(s.parse_numbers(steps, "--steps", int), heats, masses)
     ]
     reference = here.reference(judge, judge_batch_size)
@@ -100,13 +105,15 @@ def correction(
     steps: s.Budgets = "64,128",
     num: Annotated[int, typer.Option(*s.NUM, help="Samples of each way; the paper's are 128.")] = 128,
     changes: s.Changes = None,
+    convention: s.SamplingConvention = None,
     judge_batch_size: s.JudgeBatchSize = 8,
 ) -> None:
     """Correction rates beside the intrinsic ones; with --judge, what the corrections are worth (tab:correction_rate)."""
     from scdd.evals.measure.generation import measure_correction
     from scdd.evals.measure.specs import SamplingSpec
 
-    bases = [SamplingSpec(num, nfe, here.seed) for nfe in s.parse_numbers(steps, "--steps", int)]
+    way: SamplingChanges = {"convention": s.convention_of(convention)}
+    bases = [SamplingSpec(num, nfe, here.seed, way) for nfe in s.parse_numbers(steps, "--steps", int)]
     reference = here.reference(judge, judge_batch_size)
     for system, loaded in here.opened(model, changes):
         for spec in map(system.spec, bases):
@@ -129,9 +136,8 @@ def recovery(
     steps: Annotated[int, typer.Option(help="Steps of the whole walk, of which the last are taken.")] = 128,
     last: Annotated[str, typer.Option(metavar="N,N…", help="How many of the last steps: 1 is the paper's.")] = "1,16",
     top_p: Annotated[float, typer.Option(help="Replacements come from this nucleus.")] = 0.9,
-    nucleus: Annotated[
-        bool, typer.Option("--nucleus", help="Doubts come from that nucleus, too: likely the paper's way.")
-    ] = False,
+    nucleus: Annotated[bool, typer.Option("--nucleus", help="Doubts come from that nucleus, too.")] = False,
+    convention: s.RecoveryConvention = "ours",
     threshold: Annotated[
         str | None,
         typer.Option(metavar="T,T…", help="Also the one pass of `scdd correct --mode pass`, at these thresholds."),
@@ -145,7 +151,8 @@ def recovery(
     from scdd.evals.measure.specs import RecoverySpec, Repair
     from scdd.evals.measure.texts import text_rows
 
-    repairs = [Repair(steps, n, top_p, nucleus=nucleus) for n in s.parse_numbers(last, "--last", int)]
+    way = s.convention_of(convention) or "ours"
+    repairs = [Repair(steps, n, top_p, nucleus=nucleus, convention=way) for n in s.parse_numbers(last, "--last", int)]
     thresholds = s.parse_numbers(threshold, "--threshold", float)
     repairs += [Repair(1, 1, threshold=value, strength=strength) for value in thresholds]
     counts = s.parse_numbers(count, "--k", int)
@@ -212,6 +219,7 @@ def judge(
     steps: s.Budgets = "128",
     t: Annotated[float, typer.Option(help="How far the texts are noised.")] = 0.8,
     top_p: Annotated[float, typer.Option(help="Nucleus of both systems.")] = 0.9,
+    convention: s.SamplingConvention = None,
     prices: Annotated[
         str | None,
         typer.Option(metavar="IN,OUT", help="Prices of a million prompt and answer tokens, for the estimate."),
@@ -235,7 +243,8 @@ def judge(
     rows = text_rows(first, text, field, num, length, whole=True)
     client = JudgeClient(JudgeServer(llm, base_url, workers=workers), here.store.folder / "answers.jsonl")
     todo = []
-    for matched in (Matched(t, nfe, top_p, here.seed) for nfe in budgets):
+    way = s.convention_of(convention) or "ours"
+    for matched in (Matched(t, nfe, top_p, here.seed, way) for nfe in budgets):
         what = f"texts at {matched.nfe} evaluations"
         a, b = (
             here.measure(what, len(rows), measure_denoised, model, first, rows, matched, system.sampling)
@@ -282,6 +291,7 @@ def compare(
     limit: s.Limit = None,
     looks: s.Looks = 8,
     top_p: Annotated[float | None, typer.Option(help="Nucleus of every system; the paper's is 0.9.")] = None,
+    convention: s.SamplingConvention = None,
     judge_batch_size: s.JudgeBatchSize = 8,
     corpus: s.Corpus = None,
 ) -> None:
@@ -292,8 +302,9 @@ def compare(
     from scdd.evals.measure.texts import text_rows
     from scdd.evals.measure.walk import sampling_plan, text_length
 
-    estimator, count = NelboEstimator(None, looks, "exact", here.seed), here.default_num(num)
-    bases = [SamplingSpec(count, nfe, here.seed, {"top_p": top_p}) for nfe in s.parse_numbers(steps, "--steps", int)]
+    estimator, count = NelboEstimator(None, looks, "ours", here.seed), here.default_num(num)
+    way: SamplingChanges = {"top_p": top_p, "convention": s.convention_of(convention)}
+    bases = [SamplingSpec(count, nfe, here.seed, way) for nfe in s.parse_numbers(steps, "--steps", int)]
     # a mistake in the last one is better heard before the first one's hours of work
     for system, loaded in here.opened(systems):
         for spec in map(system.spec, bases):

@@ -18,6 +18,7 @@ from scdd.cli.cluster import Ray
 from scdd.cli.eval_systems import KEYS, System, parse_system, parse_systems
 from scdd.cluster.pool import RayPool, pool_at
 from scdd.core.errors import UserError
+from scdd.samplers.options import CONVENTIONS, Convention
 
 if TYPE_CHECKING:
     from scdd.evals.measure.model import EvalModel
@@ -65,6 +66,32 @@ Changes = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change the recipe's sampling, e.g. sampling.sampler.eta=0.02."),
 ]
+
+
+CONVENTION_HELP = "ours; or authors: as the code behind the paper does it, its last pass counted as an evaluation."
+ConventionFlag = Annotated[
+    str, typer.Option("--convention", help="ours: the whole bound. authors: what the code behind the paper reports.")
+]
+SamplingConvention = Annotated[
+    str | None, typer.Option("--convention", help=CONVENTION_HELP, show_default="the recipe's")
+]
+RecoveryConvention = Annotated[str, typer.Option("--convention", help=CONVENTION_HELP)]
+
+
+def convention_of(name: str | None) -> Convention | None:
+    """The convention of that name."""
+    if name is not None and name not in CONVENTIONS:
+        raise UserError(f"--convention {name} is not known: choose {' or '.join(CONVENTIONS)}.")
+    return name
+
+
+def likelihood_convention(name: str) -> Convention:
+    """The same, and what likelihoods called the two before; which is said, since "reference" was not quite the authors' way."""
+    from scdd.evals.measure.likelihood import RENAMED
+
+    if name == "reference":
+        typer.echo("--convention reference is now authors, and treats t = 1 as the authors' code does.", err=True)
+    return convention_of(RENAMED.get(name, name)) or "ours"
 
 
 def _known_corpus(name: str | None) -> str | None:

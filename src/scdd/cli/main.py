@@ -83,6 +83,7 @@ VERBS: dict[str, Verb] = {
     "push": Verb("Upload a model to the Hugging Face Hub, for scdd and for transformers."),
     "eval": Verb("Measure a model: likelihood, generative perplexity, diversity, correction, zero-shot.", "eval"),
     "report": Verb("Gather measurements into tables and figures.", "eval"),
+    "reproduce": Verb("Train, tune and measure everything, and say which of the paper's claims hold.", "eval"),
     "serve": Verb("Serve a model over HTTP.", "serve"),
     "bench": Verb("Measure speed and memory."),
     "recipe": Verb("Show, check and list recipes."),

@@ -138,6 +138,9 @@ class ElboCoefficients(NamedTuple):
 
     r = exp(log_r) is the signal over the floor α/β at the level of z_s (z_t itself in continuous time), r_t the same
     at z_t. Where r = ∞ there is no floor and w_z = w_o = 0: those terms must be skipped, not multiplied by zero.
+
+    Noise of another distribution π than the uniform one has a floor K·π(v) =: κ_v times as high at v. Then every D and ℓ of a
+    token v has r/κ_v for r, S = Σ κ_v·D_v(x_θ(v)), and D(x_θ(x)) beside S is κ_x times as much.
     """
 
     log_r: Tensor

@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,6 +125,7 @@ def _allow_files(count: int) -> None:
         )
 
 
+@runtime_checkable
 class TokenStream(Protocol):
     """Documents in a row, each ended by [EOS]: what blocks are cut from."""
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from scdd.core.types import Vocab
     from scdd.models.network import Network
+    from scdd.processes.noise import Noise
 
 CONTEXT = 512  # for converted checkpoints, which do not say how long their rows were
 SHORTEST = 4
@@ -158,12 +159,21 @@ def _process(
         return make_process(_told(kind, share), checkpoint.vocab)
     if colon:
         raise UserError(f"process {wanted}: {checkpoint.folder} says its own p_u, so leave it out.", "process")
-    trained = make_process(spec.process, checkpoint.vocab)
+    trained = make_process(spec.process, checkpoint.vocab, _noise(checkpoint))
     if wanted is None:
         return trained
     if isinstance(trained, Autoregressive):
         raise UserError(f"{checkpoint.folder} is autoregressive and has no process: leave process out.", "process")
-    return process_of_kind(wanted, checkpoint.vocab, trained.schedule)
+    return process_of_kind(wanted, checkpoint.vocab, trained.schedule, trained.noise)
+
+
+def _noise(checkpoint: bundle.Bundle) -> Noise | None:
+    """The distribution of noise that was trained with, where it is not the uniform one."""
+    if bundle.NOISE not in checkpoint.extra:
+        return None
+    from scdd.processes.noise import read  # few models need it
+
+    return read(checkpoint.extra[bundle.NOISE], checkpoint.vocab, str(checkpoint.folder / bundle.META))
 
 
 def _told(kind: str, share: str) -> MdlmOptions | NoisyOptions:

@@ -22,11 +22,21 @@ from scdd.models.compiled import compile_network
 from scdd.models.graphed import Graphed
 from scdd.models.heads import QualityHead
 from scdd.models.network import Network
-from scdd.ops.common import Filters
+from scdd.ops.common import Filters, NucleusRule
 from scdd.processes.autoregressive import Autoregressive
 from scdd.processes.base import Process
-from scdd.samplers.base import Model, Sampler
-from scdd.samplers.options import ArOptions, Final, GridKind, SamplerOptions, SamplingChanges, SamplingOptions
+from scdd.samplers.base import Model, PassRule, Sampler
+from scdd.samplers.options import (
+    ArOptions,
+    Convention,
+    Final,
+    GridKind,
+    LastPass,
+    Nucleus,
+    SamplerOptions,
+    SamplingChanges,
+    SamplingOptions,
+)
 from scdd.samplers.plan import SamplingPlan, make_plan
 
 Grid = GridKind | Sequence[float]
@@ -128,6 +138,9 @@ class LM:
         top_k: int | None = None,
         temperature: float | None = None,
         tolerance: float | None = None,
+        nucleus: Nucleus | NucleusRule | None = None,
+        last_pass: LastPass | PassRule | None = None,
+        convention: Convention | None = None,
         batch_size: int = 16,
         rows_per_forward: int | None = None,
         record: bool = False,
@@ -138,13 +151,15 @@ class LM:
 
         What is left out is as the model's recipe has it (`lm.sampling`). `sampler` is a name such as "remdm-conf", its
         options, or a `Sampler` of your own; `grid` a kind, or times of your own; `tolerance` stops a text when fewer than
-        so many tokens are expected to change; `record` keeps every step in `Sample.trajectory`; `progress` shows a bar, in
+        so many tokens are expected to change; `nucleus` and `last_pass` may be rules of your own; `convention` "authors" draws as
+        the paper's code does; `record` keeps every step in `Sample.trajectory`; `progress` shows a bar, in
         notebooks too. A text is cut at its first end-of-text token unless `stop=False` or there is a suffix. Beyond the
         context it is written window by window.
         """
         plan = self.plan(
             steps=steps, seed=seed, sampler=sampler, grid=grid, final=final, top_p=top_p, top_k=top_k,
-            temperature=temperature, tolerance=tolerance, batch_size=batch_size, rows_per_forward=rows_per_forward,
+            temperature=temperature, tolerance=tolerance, nucleus=nucleus, last_pass=last_pass, convention=convention,
+            batch_size=batch_size, rows_per_forward=rows_per_forward,
             record=record, stop=not suffix if stop is None else stop,
         )  # fmt: skip
         run = self.start(num, length=length, prompt=prompt, suffix=suffix, plan=plan)
@@ -185,6 +200,9 @@ class LM:
         top_k: int | None = None,
         temperature: float | None = None,
         tolerance: float | None = None,
+        nucleus: Nucleus | NucleusRule | None = None,
+        last_pass: LastPass | PassRule | None = None,
+        convention: Convention | None = None,
         batch_size: int = 16,
         rows_per_forward: int | None = None,
         record: bool = False,
@@ -198,7 +216,8 @@ class LM:
         """
         plan = self.plan(
             steps=steps, seed=seed, sampler=sampler, grid=grid, final=final, top_p=top_p, top_k=top_k,
-            temperature=temperature, tolerance=tolerance, batch_size=batch_size, rows_per_forward=rows_per_forward,
+            temperature=temperature, tolerance=tolerance, nucleus=nucleus, last_pass=last_pass, convention=convention,
+            batch_size=batch_size, rows_per_forward=rows_per_forward,
             record=record,
         )  # fmt: skip
         run = self.start_infill(text, num, blocks=blocks, plan=plan)

@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 
 from scdd.bundle.card import card
-from scdd.bundle.folder import CARD, CHAT_TEMPLATE, FOREIGN, Bundle, read, write
+from scdd.bundle.folder import CARD, CHAT_TEMPLATE, FOREIGN, NOISE, Bundle, read, write
 from scdd.bundle.huggingface import UNKNOWN, Sheet, Specials, check, write_files
 from scdd.bundle.upload import check_upload, upload
 from scdd.core.errors import UserError
@@ -29,7 +29,7 @@ def sheet_of(source: Bundle, name: str, kind: str) -> Sheet:
     tokenizer = TextTokenizer(source.tokenizer, str(source.folder / "tokenizer.json"))
     ends = {role: (getattr(tokenizer, role), getattr(tokenizer, f"{role}_id")) for role in ("bos", "eos", "mask")}
     spec = model_recipe(source.recipe, str(source.folder / "recipe.yaml"))
-    known = spec is not None and FOREIGN not in source.extra
+    known = spec is not None and FOREIGN not in source.extra and NOISE not in source.extra
     try:
         recipe = parse(source.recipe)
     except yaml.YAMLError:  # `model_recipe` has read it

@@ -13,6 +13,7 @@ from typing import Any
 
 from scdd.assemble import training as build
 from scdd.assemble.network import OwnNetwork
+from scdd.assemble.noise import NOISE
 from scdd.core.errors import UserError
 from scdd.core.files import TOKENIZER_LIMIT, read_text
 from scdd.data.files import locked, make_folder, write_atomically
@@ -194,6 +195,7 @@ def _forget(out: Path, made: list[Path]) -> None:
     if out.is_dir() and not (out / "recipe.yaml").is_file():
         (out / "tokenizer.json").unlink(missing_ok=True)
         (out / CHAT_TEMPLATE).unlink(missing_ok=True)
+        (out / NOISE).unlink(missing_ok=True)
         for folder in (out / "checkpoints", out, *made):
             if folder.is_dir() and not any(folder.iterdir()):
                 folder.rmdir()

@@ -8,7 +8,7 @@ from torch import Tensor
 from scdd.core import ElboCoefficients, UserError
 from scdd.core.denoiser import Denoiser
 from scdd.core.options import component
-from scdd.core.rng import integers, uniforms
+from scdd.core.rng import uniforms
 from scdd.core.types import Learnt
 from scdd.objectives.base import BatchSlice, Loss, Objective, Reduce, counted, positions_of, shown
 from scdd.objectives.options import DENSITIES, ElboOptions
@@ -41,6 +41,10 @@ class DiffusionObjective(Objective):
         self.reported = TimeSampler(nelbo_densities(process).alone, options.steps)
         # On a GPU the hundreds of small float64 kernels of noise and rows become a handful.
         self._compiled = torch.compile(self._noised, dynamic=False) if compile else None
+        if options.weighting == "gidd+code" and process.schedule.bump() is None:
+            raise UserError(
+                f"weighting gidd+code needs B of GIDD's schedule, and {process.schedule!r} has none: use schedule peaked, or gidd+."
+            )
         start = process.levels(0.0)
         if float(start.one_minus_gamma) > 0 or float(start.one_minus_rho) > 0:
             raise UserError(
@@ -86,13 +90,15 @@ class DiffusionObjective(Objective):
     ) -> Loss:
         prepare = self._compiled if self._compiled is not None and tokens.is_cuda else self._noised
         source = part.keyed("corrupt", tokens.device)
-        numbers = uniforms(tokens.shape, source), integers(self.process.vocab.K, tokens.shape, source)
+        numbers = uniforms(tokens.shape, source), self.process.noise_numbers(tokens.shape, source)
         positions = positions_of(part, tokens.shape[1], learnt)
         real = counted(tokens, documents, learnt)
         z_t, rows = prepare(tokens, real, times, numbers, positions, weighting)
         # Given tokens have rows of their noised state too, of weight 0 as padding has: no coefficient is out of its range.
         hidden = network.hidden(shown(z_t, tokens, learnt), times.t, documents)
-        total, losses = elbo(hidden.flatten(0, 1), network.head, tokens.flatten(), z_t.flatten(), rows, impl=self.impl)
+        noise = self.process.noise_scores(tokens.device)
+        flat = hidden.flatten(0, 1), network.head, tokens.flatten(), z_t.flatten()
+        total, losses = elbo(*flat, rows, impl=self.impl, noise=noise)
         return Loss(total, losses.view(tokens.shape).double().sum(1) * positions, real.sum(1))
 
     def _noised(

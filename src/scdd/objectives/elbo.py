@@ -17,7 +17,8 @@ def nelbo(process: Process, logits: Tensor, x: Tensor, z_t: Tensor, t: Time, s: 
     Exactly the divergence, constants kept, so 0 at x_θ = x; float64 [B, L] from logits [B, L, V]. The diffusion
     term is the sum over all steps of a grid (or the integral over t); `reconstruction` adds the rest, the prior 0.
     """
-    return loss(logits, x, z_t, process.elbo_coefficients(x, z_t, t, s), process.vocab.mask_id)
+    rows, noise = process.elbo_coefficients(x, z_t, t, s), process.noise_scores(logits.device)
+    return loss(logits, x, z_t, rows, process.vocab.mask_id, noise)
 
 
 def reconstruction(process: Process, logits_0: Tensor, x: Tensor, z_0: Tensor, t_0: Time) -> Tensor:

@@ -68,9 +68,10 @@ class ElboOptions(Options):
     kind: Literal["elbo"] = field(default="elbo", kw_only=True, repr=False)
     steps: Count | None = 1000
     """Number T of discrete steps in the bound (the paper: 1000); null is continuous time."""
-    weighting: Literal["elbo", "gidd+", "scdd+", "dynamic"] = "elbo"
+    weighting: Literal["elbo", "gidd+", "gidd+code", "scdd+", "dynamic"] = "elbo"
     """elbo: the bound itself; the others weigh masks by 2, noise by 1 and clean tokens by almost 0, with steps null: gidd+ GIDD's
-    divergence, as published; scdd+ SCDD's, which at a mask is 1/γ_t times as much; dynamic the process's own of the two."""
+    divergence, as published; gidd+code as its code has it, with another weight of clean tokens; scdd+ SCDD's divergence, which at
+    a mask is 1/γ_t times as much; dynamic the process's own, gidd+ or scdd+."""
     times: TimesOptions = UniformTimesOptions()
     """How times are drawn."""
     ar_share: ShareBelowOne = 0.0

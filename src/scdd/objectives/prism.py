@@ -51,7 +51,8 @@ class PrismObjective(Objective):
             return judged
         real = counted(tokens, documents) * times.weight[:, None] / (part.total * tokens.shape[1])
         rows = self.process.elbo_coefficients(tokens, z_t, times.t).scaled(real).flatten(tokens.shape)
-        bound, _ = elbo(hidden.flatten(0, 1), network.head, tokens.flatten(), z_t.flatten(), rows)
+        noise = self.process.noise_scores(tokens.device)
+        bound, _ = elbo(hidden.flatten(0, 1), network.head, tokens.flatten(), z_t.flatten(), rows, noise=noise)
         return judged._replace(total=bound + self.options.share * judged.total)
 
     def evaluate(

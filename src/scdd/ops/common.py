@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 
@@ -24,21 +24,32 @@ def choose(impl: str, where: Tensor) -> str:
     return "triton" if where.is_cuda and HAS_TRITON else "chunked"
 
 
+NucleusRule = Callable[[Tensor, float], Tensor]
+"""(Scores [n, V] float64, −∞ where cut already; top_p) → the lowest score that stays, [n]. The best token always stays."""
+NUCLEI = ("crossing", "below")
+
+
 @dataclass(frozen=True)
 class Filters:
     """x_θ is replaced by its filtered self everywhere: in draws and in x_θ(z_t), hence in the posterior.
 
     In this order: logits are divided by `temperature`; token v stays if fewer than `top_k` tokens are strictly more
-    likely; of what is left, renormalised, v stays if the mass strictly more likely than v is below `top_p` (Holtzman's
-    nucleus: the token that crosses the threshold is kept). Tied tokens stay or go together, so no order matters, and
-    every filter is one threshold on the logit.
+    likely; of what is left, renormalised, the nucleus stays. `nucleus` says which that is: "crossing", v stays if the mass
+    strictly more likely than v is below `top_p` (Holtzman's: the token that crosses the threshold is kept); "below", v stays
+    if the mass at least as likely as v is at most `top_p` (the crossing token goes); or a `NucleusRule` of your own. Tied
+    tokens stay or go together, so no order matters, and every filter is one threshold on the logit.
     """
 
     top_p: float = 1.0
     top_k: int | None = None
     temperature: float = 1.0
+    nucleus: str | NucleusRule = "crossing"
 
     def __post_init__(self) -> None:
+        if not callable(self.nucleus) and self.nucleus not in NUCLEI:
+            raise UserError(
+                f"nucleus is {self.nucleus!r}: choose one of {', '.join(NUCLEI)}, or hand over a rule.", "nucleus"
+            )
         if not 0.0 < self.top_p <= 1.0:
             raise UserError(f"top_p is {self.top_p}: choose a mass in (0, 1]; 1 switches it off.")
         if self.top_k is not None and self.top_k < 1:
@@ -52,6 +63,11 @@ class Filters:
     def cuts(self) -> bool:
         """Whether any token may be cut off."""
         return self.top_p < 1.0 or self.top_k is not None
+
+    @property
+    def other_nucleus(self) -> bool:
+        """Whether the nucleus is another than the crossing one, which alone has kernels of its own."""
+        return self.top_p < 1.0 and self.nucleus != "crossing"
 
 
 NO_FILTERS = Filters()

@@ -13,12 +13,13 @@ from importlib import import_module
 import torch
 from torch import Tensor
 
-from scdd.core import ElboCoefficients, Kernel, Levels, Transition, Vocab
+from scdd.core import ElboCoefficients, Kernel, Levels, Transition, UserError, Vocab
 from scdd.core.options import component
 from scdd.core.rng import Randomness, integers, uniforms
 from scdd.processes import elbo
 from scdd.processes.autoregressive import Autoregressive
-from scdd.processes.options import PROCESSES, AutoregressiveOptions, ProcessOptions
+from scdd.processes.noise import Noise, own_fields
+from scdd.processes.options import PROCESSES, AutoregressiveOptions, NoisyOptions, ProcessOptions
 from scdd.schedules.base import Schedule, interior
 from scdd.schedules.options import SCHEDULES
 
@@ -28,9 +29,12 @@ Time = Tensor | float | Levels
 class Process(ABC):
     """A forward process with the marginals of `eq:marginal`; a concrete one says its kernel and its rates, no more."""
 
-    def __init__(self, vocab: Vocab, schedule: Schedule) -> None:
+    def __init__(self, vocab: Vocab, schedule: Schedule, noise: Noise | None = None) -> None:
+        """`noise` is what u becomes in `eq:marginal`, where it is not the paper's uniform one."""
         schedule.check()
-        self.vocab, self.schedule = vocab, schedule
+        if noise is not None and noise.vocab != vocab:
+            raise UserError(f"{noise!r} is over another vocabulary: make it for this one.", "noise")
+        self.vocab, self.schedule, self.noise = vocab, schedule, noise
 
     @abstractmethod
     def kernel(self, z_t: Tensor, s: Time, t: Time) -> Kernel:
@@ -40,9 +44,27 @@ class Process(ABC):
     def rates(self, z_t: Tensor, t: Time) -> Kernel:
         """R_t(z_t, v) as a row over v: lim (kernel − 1[v = z_t]) / (t − s) as s → t."""
 
+    def noise_numbers(
+        self, shape: tuple[int, ...], generator: Randomness, device: torch.device | None = None
+    ) -> Tensor:
+        """Random numbers for `corrupt_by` to choose noise by: ordinals in [0, K), or uniform numbers where π is not."""
+        if self.noise is None:
+            return integers(self.vocab.K, shape, generator, device)
+        return uniforms(shape, generator, device)
+
+    def noise_token(self, u: Tensor) -> Tensor:
+        """Noise at uniform numbers u in [0, 1)."""
+        if self.noise is not None:
+            return self.noise.token(u)
+        return self.vocab.token((u * self.vocab.K).to(torch.int64).clamp_(max=self.vocab.K - 1))
+
+    def noise_scores(self, device: torch.device) -> Tensor | None:
+        """log(K·π) [V], which the fused operations need where noise is not uniform; else None."""
+        return None if self.noise is None else self.noise.log_relative(device)
+
     @cached_property
     def has_uniform_noise(self) -> bool:
-        """Whether tokens may be replaced by random ones, i.e. not ρ ≡ 1."""
+        """Whether tokens may be replaced by random ones, i.e. not ρ ≡ 1; of whatever distribution they are."""
         return bool((self.levels(torch.linspace(0, 1, 65, dtype=torch.float64)).one_minus_rho > 0).any())
 
     def levels(self, t: Time) -> Levels:
@@ -55,7 +77,7 @@ class Process(ABC):
         """q(z_t | x) over all V ids, `eq:marginal`: [..., V] for x [...], or for x a distribution [..., V]."""
         soft = x if x.is_floating_point() else torch.nn.functional.one_hot(x, self.vocab.size).to(torch.float64)
         at = self._aligned(t, soft[..., 0])
-        noise = self.vocab.ordinary(soft.device).to(torch.float64) / self.vocab.K
+        noise = self._noise(soft.device)
         mask = (~self.vocab.ordinary(soft.device)).to(torch.float64)
         gamma, rho = at.gamma[..., None], at.rho[..., None]
         spread = gamma * at.one_minus_rho[..., None] * noise + at.one_minus_gamma[..., None] * mask
@@ -64,14 +86,15 @@ class Process(ABC):
     def corrupt(self, x: Tensor, t: Time, generator: Randomness = None) -> Tensor:
         """A draw of z_t given x by `eq:marginal`, from two numbers a position and nothing V-wide."""
         u = uniforms(x.shape, generator, x.device)
-        return self.corrupt_by(x, t, u, integers(self.vocab.K, x.shape, generator, x.device))
+        return self.corrupt_by(x, t, u, self.noise_numbers(x.shape, generator, x.device))
 
-    def corrupt_by(self, x: Tensor, t: Time, u: Tensor, ordinal: Tensor) -> Tensor:
-        """`corrupt` with its numbers handed in: u in [0, 1) says what happens, `ordinal` in [0, K) which noise it is."""
+    def corrupt_by(self, x: Tensor, t: Time, u: Tensor, which: Tensor) -> Tensor:
+        """`corrupt` with its numbers handed in: u in [0, 1) says what happens, `which` (`noise_numbers`) what noise it is."""
         at = self._aligned(t, x)
         masked = u < at.one_minus_gamma
         noised = u < at.one_minus_gamma + at.gamma * at.one_minus_rho
-        return torch.where(masked, self.vocab.mask_id, torch.where(noised, self.vocab.token(ordinal), x))
+        noise = self.vocab.token(which) if self.noise is None else self.noise.token(which)
+        return torch.where(masked, self.vocab.mask_id, torch.where(noised, noise, x))
 
     def prior(
         self, shape: tuple[int, ...], generator: Randomness = None, device: torch.device | str | None = None
@@ -86,7 +109,8 @@ class Process(ABC):
     def likelihood(self, z_t: Tensor, p_z: Tensor, t: Time) -> Tensor:
         """q_t(z_t | x_θ), `eq:marginal` with x_θ put for x: it asks only for p_z = x_θ(z_t)."""
         at = self._aligned(t, z_t)
-        visible = at.gamma * (at.rho * p_z.to(torch.float64) + at.one_minus_rho / self.vocab.K)
+        floor = at.one_minus_rho / self.vocab.K if self.noise is None else at.one_minus_rho * self.noise.at(z_t)
+        visible = at.gamma * (at.rho * p_z.to(torch.float64) + floor)
         return torch.where(z_t == self.vocab.mask_id, at.one_minus_gamma, visible)
 
     def transition(self, z_t: Tensor, p_z: Tensor, s: Time, t: Time) -> Transition:
@@ -122,7 +146,7 @@ class Process(ABC):
         return (
             move.keep * here
             + move.model * x_theta
-            + move.uniform * ordinary / self.vocab.K
+            + move.uniform * self._noise(z_t.device)
             + move.mask * (1 - ordinary)
         )
 
@@ -168,7 +192,11 @@ class Process(ABC):
         same = z_t == x
         below = self.likelihood(z_t, same.to(torch.float64), at)
         inverse = torch.where(below > 0, 1.0 / torch.where(below > 0, below, 1.0), 0.0)
-        return elbo.Relation(same, z_t != self.vocab.mask_id, inverse, self.vocab.K)
+        relation = elbo.Relation(same, z_t != self.vocab.mask_id, inverse, self.vocab.K, bump=self.schedule.bump())
+        if self.noise is None:
+            return relation
+        K = self.vocab.K
+        return relation._replace(weight_x=K * self.noise.at(x), weight_z=K * self.noise.at(z_t))
 
     def inside(self, t: Time) -> Levels:
         """Levels strictly inside (0, 1), where rates are finite."""
@@ -177,8 +205,22 @@ class Process(ABC):
     def _aligned(self, t: Time, z: Tensor) -> Levels:
         return self.levels(t).like(z)
 
+    def _shared(self, mass: Tensor, z_t: Tensor) -> Tensor:
+        """The part of noise of that mass which is z_t: mass·π(z_t)."""
+        return mass / self.vocab.K if self.noise is None else mass * self.noise.at(z_t)
+
+    def _noise(self, device: torch.device) -> Tensor:
+        """π over all V ids, 0 at the mask."""
+        ordinary = self.vocab.ordinary(device)
+        if self.noise is None:
+            return ordinary.to(torch.float64) / self.vocab.K
+        return self.noise.at(torch.arange(self.vocab.size, device=device))
+
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.vocab!r}, {self.schedule!r})"
+        """With a subclass's own fields: measurements are known by it."""
+        noise = "" if self.noise is None else f", {self.noise!r}"
+        own = own_fields(self, ("vocab", "schedule", "noise"))
+        return f"{type(self).__name__}({self.vocab!r}, {self.schedule!r}{noise}{own})"
 
 
 def survival_ratio(s: Levels, t: Levels, name: str) -> tuple[Tensor, Tensor]:
@@ -202,16 +244,27 @@ def hazard_rate(at: Levels, name: str) -> Tensor:
     return rate
 
 
-def make_process(options: ProcessOptions, vocab: Vocab) -> Process | Autoregressive:
-    """The forward process of these options, or what stands for it in the autoregressive baseline."""
+def make_process(options: ProcessOptions, vocab: Vocab, noise: Noise | None = None) -> Process | Autoregressive:
+    """The forward process of these options, or what stands for it in the autoregressive baseline.
+
+    `noise` is the distribution that options other than uniform name: from a corpus, a file or a checkpoint.
+    """
     if isinstance(options, AutoregressiveOptions):
         return Autoregressive(vocab)
+    named = options.noise if isinstance(options, NoisyOptions) else "uniform"
+    if named != "uniform" and noise is None:
+        raise UserError(
+            f"The noise {named} needs a distribution, which is made from the training data and kept with a checkpoint; there is "
+            "none here: use uniform noise, or the checkpoint that has it.",
+            "noise",
+        )
     kind, values = component(options.schedule, SCHEDULES)
-    return process_of_kind(options.kind, vocab, kind(**values))
+    return process_of_kind(options.kind, vocab, kind(**values), None if named == "uniform" else noise)
 
 
-def process_of_kind(kind: str, vocab: Vocab, schedule: Schedule) -> Process:
-    """The process of that name over a schedule at hand."""
+def process_of_kind(kind: str, vocab: Vocab, schedule: Schedule, noise: Noise | None = None) -> Process:
+    """The process of that name over a schedule and a noise at hand."""
     module, _, name = PROCESSES[kind].partition(":")
-    process: Process = getattr(import_module(module), name)(vocab, schedule)
+    made = getattr(import_module(module), name)
+    process: Process = made(vocab, schedule) if noise is None else made(vocab, schedule, noise)
     return process

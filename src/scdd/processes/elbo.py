@@ -23,6 +23,9 @@ class Relation(NamedTuple):
     visible: Tensor  # z_t ≠ m
     inverse: Tensor  # 1/q_t(z_t | x), 0 for a z_t that x cannot have become
     K: int
+    weight_x: Tensor | float = 1.0  # K·π(x), which is 1 for uniform noise
+    weight_z: Tensor | float = 1.0  # K·π(z_t)
+    bump: tuple[float, float] | None = None  # B and the exponent of `eq:gidd-noise`, where the schedule has them
 
 
 def discrete_coefficients(row: Kernel, at_s: Levels, at_t: Levels, relation: Relation) -> ElboCoefficients:
@@ -30,17 +33,18 @@ def discrete_coefficients(row: Kernel, at_s: Levels, at_t: Levels, relation: Rel
 
     The true posterior q(v) takes three values: at v = x, at v = z_t ≠ x, and q_o anywhere else. With the floor
     β = γ_s(1 − ρ_s)/K and signal α = γ_s·ρ_s of q_s, log q_s(v | x_θ) is log β + D(x_θ(v)), and every log β cancels.
+    Noise other than uniform has a floor β·K·π(v) of its own at each v, which `core.ElboCoefficients` accounts for.
     The cross-entropies `eq:loss_zt` (`eq:loss_v`, `eq:loss_m`) are this less a constant of the data.
     """
-    same, visible, inverse, K = relation
+    same, visible, inverse, K = relation[:4]
     alpha, beta = at_s.gamma * at_s.rho, at_s.gamma * at_s.one_minus_rho / K
     stay = row.keep * inverse
     enter = row.other * inverse
     return ElboCoefficients(
         log_r=_log_signal(at_s, K),
         log_r_t=_log_signal(at_t, K),
-        w_x=(enter + torch.where(same, stay, 0.0)) * (alpha + beta),
-        w_z=torch.where(visible & ~same, stay * beta, 0.0),
+        w_x=(enter + torch.where(same, stay, 0.0)) * (alpha + beta * relation.weight_x),
+        w_z=torch.where(visible & ~same, stay * beta * relation.weight_z, 0.0),
         w_o=enter * beta,
         w_t=(visible & (inverse > 0)).to(torch.float64),
         w_e=torch.zeros_like(inverse),
@@ -58,7 +62,13 @@ def divergence_coefficients(at: Levels, relation: Relation, weights: tuple[Tenso
     floor = at.one_minus_rho / relation.K
     w_is = torch.where(relation.visible & (relation.inverse > 0), w_is, 0.0)
     return ElboCoefficients(
-        log_r, log_r, w_x=w_kl * (at.rho + floor), w_z=torch.zeros_like(w_kl), w_o=w_kl * floor, w_t=w_is, w_e=w_is
+        log_r,
+        log_r,
+        w_x=w_kl * (at.rho + floor * relation.weight_x),
+        w_z=torch.zeros_like(w_kl),
+        w_o=w_kl * floor,
+        w_t=w_is,
+        w_e=w_is,
     )
 
 
@@ -90,21 +100,36 @@ def dynamic_weights(rates: Kernel, at: Levels, relation: Relation) -> tuple[Tens
     return weight * share, weight
 
 
+def gidd_code_weights(rates: Kernel, at: Levels, relation: Relation) -> tuple[Tensor, Tensor]:
+    """GIDD+ as its code has it: sigmoid(−t) stands for the log-SNR, and V for K, in the weight of clean tokens.
+
+    So that one is (B/V)·exp(exponent/2·sigmoid(−t)), nearly constant, at most 2; masks have 2 and noise 1, as published.
+    The time is read off the levels, where it is the share of masks in what is not noise.
+    """
+    assert relation.bump is not None, "`DiffusionObjective` refuses such a schedule"
+    scale, exponent = relation.bump
+    t = at.one_minus_gamma / (at.one_minus_gamma + at.gamma * at.rho)
+    clean = (scale / (relation.K + 1) * torch.exp(0.5 * exponent * torch.sigmoid(-t))).clamp(max=MOST)
+    weight = torch.where(relation.same, clean, torch.where(relation.visible, NOISED, MASKED))
+    return weight * at.gamma, weight
+
+
 WEIGHTS: dict[str, Weights] = {
     "elbo": continuous_weights,
     "dynamic": dynamic_weights,
     "gidd+": gidd_plus_weights,
+    "gidd+code": gidd_code_weights,
     "scdd+": scdd_plus_weights,
 }
-"""By name, and defined for every process: two processes of one schedule have the same loss under "gidd+", and under "scdd+"."""
+"""By name, and defined for every process: two of one schedule have the same loss under "gidd+", "gidd+code" and "scdd+"."""
 
 
 def _bounded(at: Levels, relation: Relation) -> Tensor:
     """2 on masked tokens, 1 on noised ones, and on clean ones what the ELBO gives beside a noised one, at most 2.
 
-    That last ratio is (1 − ρ_t)/(K·ρ_t), about B/K for `eq:gidd-noise`.
+    That last ratio is (1 − ρ_t)·π(x)/ρ_t, with uniform noise about B/K for `eq:gidd-noise`.
     """
-    clean = (at.one_minus_rho / (relation.K * at.rho)).clamp(max=MOST)
+    clean = (at.one_minus_rho / (relation.K * at.rho) * relation.weight_x).clamp(max=MOST)
     return torch.where(relation.same, clean, torch.where(relation.visible, NOISED, MASKED))
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from scdd.core import Kernel, UserError, Vocab
 from scdd.processes.base import Process, Time, hazard_rate, survival_ratio
+from scdd.processes.noise import Noise
 from scdd.schedules.base import Schedule
 
 
@@ -19,8 +20,8 @@ class MDLM(Process):
     Its losses `eq:loss_mdm` and `eq:loss_mdm_continuous` are the general ones: nothing at visible tokens, by itself.
     """
 
-    def __init__(self, vocab: Vocab, schedule: Schedule) -> None:
-        super().__init__(vocab, schedule)
+    def __init__(self, vocab: Vocab, schedule: Schedule, noise: Noise | None = None) -> None:
+        super().__init__(vocab, schedule, noise)
         if self.has_uniform_noise:
             raise UserError(
                 f"MDLM needs ρ ≡ 1 but {schedule!r} has uniform noise: use a masked schedule, or SCDD.", "schedule"

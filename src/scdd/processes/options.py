@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator
 
-from scdd.core.options import Options
+from scdd.core.options import Options, Text
 from scdd.schedules.options import MaskedOptions, PeakedOptions, ScheduleOptions
 
 
@@ -19,6 +19,9 @@ class NoisyOptions(Options):
     """scdd: noise never remasks, so the reverse process corrects tokens in place; gidd: GIDD's kernel."""
     schedule: ScheduleOptions = PeakedOptions()
     """γ_t and ρ_t over time."""
+    noise: Text = "uniform"
+    """Which tokens noise consists of: uniform, the paper's; unigram, as often as in the training data; or a file with a number
+    for each ordinary token (.npy, or lines of text)."""
 
 
 @dataclass(frozen=True)

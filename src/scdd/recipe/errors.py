@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -18,8 +18,13 @@ from scdd.recipe.tree import hints, kinds, members, section_of, settings
 MOST = 20  # findings that are told
 
 
-def explain(error: ValidationError, tree: Mapping[str, Any], source: str, overrides: Mapping[str, str]) -> UserError:
-    """One sentence a finding. Findings that an override caused name the override instead of the file."""
+def explain(
+    error: ValidationError, tree: Mapping[str, Any], source: str, overrides: Mapping[str, str], root: type = Recipe
+) -> UserError:
+    """One sentence a finding. Findings that an override caused name the override instead of the file.
+
+    `root` is what the tree was to be: a recipe, or other options that are read as recipes are.
+    """
     lines = []
     findings = error.errors(include_url=False)
     for finding in findings[:MOST]:
@@ -29,7 +34,7 @@ def explain(error: ValidationError, tree: Mapping[str, Any], source: str, overri
         named = [at for at in related if at.rpartition(".")[2] in finding["msg"].split()]
         culprit = overrides[(named or related)[0]] if related else None
         where = source if culprit is None else culprit
-        sentence = _sentence(finding, keys, tree)
+        sentence = _sentence(finding, keys, tree, root)
         # Options refuse in whole sentences, with their full stop; what is made here has none yet.
         lines.append(f"{where}: {sentence}{'' if sentence.endswith(('?', '.')) else '.'}")
     if len(findings) > MOST:
@@ -57,17 +62,17 @@ def _path(location: tuple[int | str, ...], tree: Any) -> list[str]:
     return keys
 
 
-def _sentence(finding: ErrorDetails, keys: list[str], tree: Mapping[str, Any]) -> str:
+def _sentence(finding: ErrorDetails, keys: list[str], tree: Mapping[str, Any], root: type) -> str:
     path, given, context = ".".join(key[:60] for key in keys), finding["input"], finding.get("ctx", {})
     match finding["type"]:
         case "unexpected_keyword_argument" | "extra_forbidden":
-            return f"{path} is not a known key{_nearest_key(keys, tree)}"
+            return f"{path} is not a known key{_nearest_key(keys, tree, root)}"
         case "missing" | "missing_argument" | "missing_keyword_only_argument":
             return f"{path} is missing"
         case "union_tag_not_found":
-            return f"{path}.kind is missing; choose one of {_listed(_tags(keys, tree))}"
+            return f"{path}.kind is missing; choose one of {_listed(_tags(keys, tree, root))}"
         case "union_tag_invalid":
-            return _not_among(f"{path}.kind", context["tag"], _tags(keys, tree))
+            return _not_among(f"{path}.kind", context["tag"], _tags(keys, tree, root))
         case "literal_error":
             return _not_among(path, given, _quoted(context["expected"]))
         case "dataclass_type" | "model_attributes_type" | "dict_type":
@@ -75,13 +80,13 @@ def _sentence(finding: ErrorDetails, keys: list[str], tree: Mapping[str, Any]) -
         case "value_error":
             return f"{path + ': ' if path else ''}{context['error']}"
         case _:
-            cure = _cure(keys, tree, given) or finding["msg"].replace("Input should", "it should")
+            cure = _cure(keys, tree, given, root) or finding["msg"].replace("Input should", "it should")
             return f"{path} is {_shown(given)}: {cure}"
 
 
-def _cure(keys: list[str], tree: Mapping[str, Any], given: Any) -> str | None:
+def _cure(keys: list[str], tree: Mapping[str, Any], given: Any, root: type) -> str | None:
     """What the option's own rule says of the value, so that a recipe and Python are told the same; None if it has none."""
-    hint, node = _hint_at(keys[:-1], tree)
+    hint, node = _hint_at(keys[:-1], tree, root)
     section = section_of(hint, node)
     return None if section is None or not keys else refusal_of(section, keys[-1], given)
 
@@ -107,24 +112,33 @@ def _not_among(path: str, given: Any, allowed: list[str]) -> str:
     return f"{path} is {_shown(given)}: choose one of {_listed(allowed)}{hint}"
 
 
-def _hint_at(keys: list[str], tree: Mapping[str, Any]) -> tuple[Any, Any]:
+def _hint_at(keys: list[str], tree: Mapping[str, Any], root: type) -> tuple[Any, Any]:
     """Type hint and node at a path that exists."""
-    hint: Any = Recipe
+    hint: Any = root
     node: Any = tree
     for key in keys:
-        section = section_of(hint, node)
-        hint = hints(section).get(key) if section is not None else None
-        node = node.get(key) if isinstance(node, Mapping) else None
+        if (inside := _contents(hint)) is not None:
+            hint = inside
+        else:
+            section = section_of(hint, node)
+            hint = hints(section).get(key) if section is not None else None
+        node = node[int(key)] if isinstance(node, list) else node.get(key) if isinstance(node, Mapping) else None
     return hint, node
 
 
-def _tags(keys: list[str], tree: Mapping[str, Any]) -> list[str]:
-    return [kind for section in members(_hint_at(keys, tree)[0]) for kind in kinds(section)]
+def _contents(hint: Any) -> Any:
+    """What a list or a dictionary holds, by its hint; None where it is neither."""
+    origin = get_origin(hint)
+    return get_args(hint)[-1 if origin is Mapping else 0] if origin in (Mapping, tuple) else None
 
 
-def _nearest_key(keys: list[str], tree: Mapping[str, Any]) -> str:
+def _tags(keys: list[str], tree: Mapping[str, Any], root: type) -> list[str]:
+    return [kind for section in members(_hint_at(keys, tree, root)[0]) for kind in kinds(section)]
+
+
+def _nearest_key(keys: list[str], tree: Mapping[str, Any], root: type) -> str:
     """Why a key is not known here, and where it might be: nearby, under another kind, or in another section."""
-    hint, node = _hint_at(keys[:-1], tree)
+    hint, node = _hint_at(keys[:-1], tree, root)
     section = section_of(hint, node)
     known = list(hints(section)) if section is not None else []
     near = get_close_matches(keys[-1], known, n=1)
@@ -133,7 +147,8 @@ def _nearest_key(keys: list[str], tree: Mapping[str, Any]) -> str:
     owners = [kind for other in members(hint) if keys[-1] in hints(other) for kind in kinds(other)]
     if owners:
         return f" of kind {node.get('kind')}; it belongs to kind {' or '.join(owners)}"
-    elsewhere = [path for path in settings() if path.rpartition(".")[2] == keys[-1] and path != ".".join(keys)]
+    known_paths = settings() if root is Recipe else ()
+    elsewhere = [path for path in known_paths if path.rpartition(".")[2] == keys[-1] and path != ".".join(keys)]
     if elsewhere:
         return f" here; did you mean {elsewhere[0]}?"
     return f"; the keys here are {_listed(known)}"

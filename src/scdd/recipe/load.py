@@ -127,14 +127,21 @@ def _overridden(tree: Mapping[str, Any], overrides: Iterable[str]) -> tuple[dict
     return changed, paths
 
 
-def _checked(adapter: TypeAdapter[T], tree: dict[str, Any], source: str, overrides: dict[str, str]) -> T:
+def options_from(kind: type[T], text: str, source: str) -> T:
+    """Options of any kind from a YAML text, read and checked as recipes are; `source` is what errors call it."""
+    return _checked(TypeAdapter(kind), _tree(text, source), source, {}, kind)
+
+
+def _checked(
+    adapter: TypeAdapter[T], tree: dict[str, Any], source: str, overrides: dict[str, str], root: type | None = None
+) -> T:
     # Through JSON, where strict checking (no "5" for 5, no 1 for true) still takes a list for a tuple.
     try:
         return adapter.validate_json(json.dumps(tree, default=str), strict=True)
     except ValidationError as error:
         from scdd.recipe.errors import explain
 
-        raise explain(error, tree, source, overrides) from error
+        raise explain(error, tree, source, overrides, *([] if root is None else [root])) from error
 
 
 def to_dict(recipe: Recipe) -> dict[str, Any]:

@@ -62,7 +62,7 @@ class State:
 
 
 class Step(NamedTuple):
-    """One step of the grid, from t to s; or a `refining` one at t = 0, after the grid's end."""
+    """One step of the grid, from t to s; or a `refining` one at t = 0, after the grid's end; or the last pass."""
 
     number: int  # 1 … total
     total: int
@@ -72,6 +72,7 @@ class Step(NamedTuple):
     at_s: Levels
     last: bool = False
     refining: bool = False
+    passing: bool = False
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,10 @@ class Context:
     def uniforms(self) -> Tensor:
         """Fresh numbers in [0, 1), one a position."""
         return uniforms(self.updatable.shape, self.rng)
+
+
+PassRule = Callable[[Tensor, Context], Transition | Tokens]
+"""What a pass after the last step does with the texts, as `Sampler.step` would; it costs one evaluation."""
 
 
 class Sampler(ABC):

@@ -10,7 +10,8 @@ greedy      the mode of p_θ(z_0 | z_t): a mask becomes the argmax of x_θ; a vi
 none        the last step is left out: N − 1 evaluations, and the text is z_t as it stands, masks and noise included.
 
 A row that stops early (`SamplingPlan.tolerance`) takes its final step there and then, in the same way. A sampler that
-reads the network itself has no other last step than its own.
+reads the network itself has no other last step than its own. A last pass (`SamplingPlan.last_pass`) comes after all steps
+and is one evaluation more. Where a convention ends time above 0 for it, the last step goes to the levels there.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from scdd.core import CLEAN, Levels, Transition
 from scdd.core.rng import CounterRNG, uniforms
 from scdd.ops.head import Top
 from scdd.processes.autoregressive import Autoregressive
-from scdd.samplers.base import Context, Grid, Model, State, Step, Tokens, certain, checked
+from scdd.samplers.base import Context, Grid, Model, PassRule, State, Step, Tokens, certain, checked
 from scdd.samplers.plan import SamplingPlan
 from scdd.samplers.prediction import Group, Prediction, row_groups
 
@@ -80,7 +81,7 @@ def sample_loop(model: Model, plan: SamplingPlan, rows: TokenRows, rng: CounterR
         stopping = _stopping(context)
         if stopping is not None:
             context = _towards_the_end(context, stopping)
-        move = plan.sampler.step(state.tokens, context)
+        move = _rule(plan, step)(state.tokens, context)
         if step.last or stopping is not None:
             move = finalised(move, context, None if step.last else stopping)
         # move
@@ -115,27 +116,37 @@ def _begin(rows: TokenRows) -> State:
     )
 
 
+def _rule(plan: SamplingPlan, step: Step) -> PassRule:
+    """Who decides what moves in a step."""
+    return plan.last_pass if step.passing and plan.last_pass is not None else plan.sampler.step
+
+
 def _steps(model: Model, plan: SamplingPlan, state: State) -> list[Step]:
-    """The steps of the sampler's times, the last one as `final` wants it, and the sampler's extra ones after it."""
+    """The steps of the sampler's times, the last one as `final` wants it, the sampler's extra ones and the last pass."""
     times = plan.sampler.times(checked(plan.times), model, state.updatable)
-    levels = _levels(model, times, state.tokens.device)
+    if plan.end > 0.0:
+        times = tuple(plan.end + (1.0 - plan.end) * t for t in times)
+    levels = _levels(model, times, plan.scale, state.tokens.device)
     extra = 0 if plan.final == "none" else plan.sampler.extra_steps
     walk = len(times) - 1 if plan.final != "none" else len(times) - 2
+    total = walk + extra + (plan.last_pass is not None)
     steps = [
-        Step(i + 1, walk + extra, t, s, levels[i], levels[i + 1], last=i == len(times) - 2)
+        Step(i + 1, total, t, s, levels[i], levels[i + 1], last=i == len(times) - 2)
         for i, (t, s) in enumerate(pairwise(times))
     ][:walk]
-    end = levels[-1]
-    return steps + [Step(walk + i + 1, walk + extra, 0.0, 0.0, end, end, refining=True) for i in range(extra)]
+    after = Step(total, total, times[-1], times[-1], levels[-1], levels[-1])
+    steps += [after._replace(number=walk + i + 1, refining=True) for i in range(extra)]
+    return steps if plan.last_pass is None else [*steps, after._replace(passing=True)]
 
 
-def _levels(model: Model, times: Grid, device: torch.device) -> list[Levels]:
-    """The levels at all times, computed once; the last are those of clean data, wherever the schedule ends."""
+def _levels(model: Model, times: Grid, scale: float, device: torch.device) -> list[Levels]:
+    """The levels at all times, computed once; the last are those of clean data where time ends at 0, whatever the schedule."""
     if isinstance(model.process, Autoregressive):
         return [_clean(device)] * len(times)
-    at = model.process.levels(torch.tensor(times, dtype=torch.float64))
+    at = model.process.levels(scale * torch.tensor(times, dtype=torch.float64))
     at = Levels(*(field.to(device) for field in at))
-    return [*(Levels(*(field[i] for field in at)) for i in range(len(times) - 1)), _clean(device)]
+    each = [Levels(*(field[i] for field in at)) for i in range(len(times))]
+    return each if times[-1] > 0.0 else [*each[:-1], _clean(device)]
 
 
 @cache
@@ -207,7 +218,7 @@ def apply_transition(move: Transition, ctx: Context) -> Tokens:
     z_t, vocab = ctx.state.tokens, ctx.vocab
     # one call for all three: hashing is a good part of the small kernels of a step
     which, which_token, which_noise = uniforms((*z_t.shape, 3), ctx.rng).unbind(-1)
-    noise = vocab.token((which_noise * vocab.K).to(torch.int64).clamp_(max=vocab.K - 1))
+    noise = ctx.process.noise_token(which_noise)
     masked = ctx.updatable & (which < move.mask)
     noised = ctx.updatable & ~masked & (which < move.mask + move.uniform)
     stays = masked | noised | ~ctx.updatable

@@ -15,8 +15,8 @@ from scdd.core.errors import OptionError
 from scdd.core.options import Count, NotNegative, Options, Positive, Share, ShareAboveZero, Temperature
 
 if TYPE_CHECKING:
-    from scdd.ops.common import Filters
-    from scdd.samplers.base import Sampler
+    from scdd.ops.common import Filters, NucleusRule
+    from scdd.samplers.base import PassRule, Sampler
 
 Steps = Annotated[int, Interval(ge=1, le=1 << 20)]
 
@@ -166,6 +166,29 @@ class GridOptions(Options):
 
 
 Final = Literal["ancestral", "masks-only", "greedy", "none"]
+Nucleus = Literal["crossing", "below"]
+LastPass = Literal["none", "argmax"]
+Convention = Literal["ours", "authors"]
+
+
+@dataclass(frozen=True)
+class Customs:
+    """What a convention decides where nobody chose."""
+
+    nucleus: Nucleus
+    last_pass: LastPass
+    scale: float
+    """The schedule is asked for its levels at this share of each time."""
+    end: float
+    """The last time of a walk that a last pass follows. Times run from 1 to it, spaced as the grid says; at 0 the levels are
+    those of clean text."""
+
+
+CONVENTIONS: dict[Convention, Customs] = {
+    "ours": Customs("crossing", "none", scale=1.0, end=0.0),
+    "authors": Customs("below", "argmax", scale=0.999, end=1e-5),
+}
+"""authors: as the code behind the paper draws. Its step and its last pass are in `tests/samplers/test_conventions.py`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +198,7 @@ class SamplingOptions(Options):
     sampler: SamplerOptions = AncestralOptions()
     """Which tokens move in each step."""
     steps: Steps = 128
-    """Steps, which is also the number of network evaluations."""
+    """Steps, which is also the number of network evaluations, but for a last pass."""
     length: Count | None = None
     """Tokens of a text when no length is asked for; null fills the context."""
     grid: GridOptions = GridOptions()
@@ -183,13 +206,19 @@ class SamplingOptions(Options):
     final: Final = "ancestral"
     """Last step: ancestral like the others; masks-only fills masks; greedy takes the likeliest token; none may leave masks."""
     top_p: ShareAboveZero = 1.0
-    """Nucleus: keep the likeliest tokens up to this probability, the crossing one included."""
+    """Nucleus: keep the likeliest tokens up to this probability."""
+    nucleus: Nucleus | None = None
+    """Whether the token that crosses top_p stays: crossing (Holtzman's rule) or below (it goes); null: the convention's."""
     top_k: Count | None = None
     """Keep only this many likeliest tokens."""
     temperature: Temperature = 1.0
     """Divides the logits; below 1 is more cautious."""
     tolerance: Positive | None = None
     """Stop a text when fewer than this many tokens are expected to change any more, with sampler ancestral; null: never."""
+    last_pass: LastPass | None = None
+    """One more evaluation after the last step: argmax puts the likeliest token everywhere; none; null: the convention's."""
+    convention: Convention = "ours"
+    """ours; or authors, as the paper's code draws: nucleus below, last pass argmax, times scaled by 0.999 and ending at 0.00001."""
 
 
 DRAWING = tuple(each.name for each in fields(SamplingOptions) if each.name != "length")
@@ -207,6 +236,9 @@ class SamplingChanges(TypedDict, total=False):
     top_k: int | None
     temperature: float | None
     tolerance: float | None
+    nucleus: Nucleus | NucleusRule | None
+    last_pass: LastPass | PassRule | None
+    convention: Convention | None
     draw_filters: Filters | None
     seed: int
     batch_size: int

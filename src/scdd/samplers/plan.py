@@ -10,8 +10,17 @@ from typing import Any, cast, get_args
 from scdd.core.errors import OptionError
 from scdd.core.options import Count, Options, component
 from scdd.ops.common import NO_FILTERS, Filters
-from scdd.samplers.base import Grid, Sampler, checked, grid
-from scdd.samplers.options import SAMPLERS, Final, GridKind, SamplingChanges, SamplingOptions, sampler_options
+from scdd.samplers.base import Grid, PassRule, Sampler, checked, grid
+from scdd.samplers.last_pass import PASSES
+from scdd.samplers.options import (
+    CONVENTIONS,
+    SAMPLERS,
+    Final,
+    GridKind,
+    SamplingChanges,
+    SamplingOptions,
+    sampler_options,
+)
 
 DEFAULT = SamplingOptions()
 
@@ -26,8 +35,10 @@ class SamplingPlan(Options):
     draw_filters: Filters | None = None
     """Filters of the drawn tokens alone, where they differ from x_θ(z_t)'s: a correction may want the whole x_θ to doubt
     a token, and its nucleus to replace it."""
+    last_pass: PassRule | None = None
+    """What happens after the last step, with one more evaluation."""
     options: SamplingOptions = DEFAULT
-    """What else was chosen: the final step, the tolerance. Sampler, times and filters stand in their own fields."""
+    """What else was chosen: the final step, the tolerance, whose times. Sampler, times and filters stand in their own fields."""
     seed: int = 0
     batch_size: Count = 16
     """Rows drawn together."""
@@ -46,6 +57,23 @@ class SamplingPlan(Options):
                 "leave it out, or use sampler ancestral.",
                 "tolerance",
             )
+        if self.last_pass is not None and (why := no_pass(self)) is not None:
+            raise OptionError(f"A last pass is not possible here, since {why}: leave one of the two out.", "last_pass")
+
+    @property
+    def scale(self) -> float:
+        """The share of each time at which the schedule is asked for its levels."""
+        return CONVENTIONS[self.options.convention].scale
+
+    @property
+    def end(self) -> float:
+        """Where the walk's times end: above 0 only if a last pass follows, since masks may be left there."""
+        return CONVENTIONS[self.options.convention].end if self.last_pass is not None else 0.0
+
+    @property
+    def extra_steps(self) -> int:
+        """Evaluations beside those of the grid: the sampler's own, and the last pass."""
+        return self.sampler.extra_steps + (self.last_pass is not None)
 
     @property
     def final(self) -> Final:
@@ -59,12 +87,14 @@ class SamplingPlan(Options):
 
     @property
     def steps(self) -> int:
-        """Steps of the grid, hence network evaluations but for the sampler's extra ones."""
+        """Steps of the grid, hence network evaluations but for `extra_steps`."""
         return len(self.times) - 1
 
 
 RUN_OPTIONS = ("draw_filters", "seed", "batch_size", "rows_per_forward", "record", "stop")
 """Choices of a run that no recipe makes."""
+RULES = ("nucleus", "last_pass")
+"""Choices that may be functions, which no recipe can hold."""
 CHOICES = tuple(SamplingChanges.__annotations__)
 
 
@@ -73,7 +103,8 @@ def make_plan(base: SamplingOptions, changes: Mapping[str, Any], start: float | 
 
     The one way to a plan: the command line, Python, REST, recipes and evaluations all come through here. What a recipe
     chooses is switched off where the model is loaded (`overrides=["sampling.top_k=null"]`), not by None. A sampler may be
-    a name, options, or a `Sampler` of your own; a grid a kind, or times of your own. `start` begins the grid there.
+    a name, options, or a `Sampler` of your own; a grid a kind, or times of your own; a nucleus and a last pass a name, or a
+    rule of your own (`NucleusRule`, `PassRule`). `start` begins the grid there.
     """
     for name in changes:
         if name not in CHOICES:
@@ -84,15 +115,30 @@ def make_plan(base: SamplingOptions, changes: Mapping[str, Any], start: float | 
     times = changes.get("grid") if not isinstance(changes.get("grid"), str) else None
     if times is not None and changes.get("steps") is not None:
         raise OptionError("steps are given, and times of your own, which say how many: leave one of them out.", "steps")
-    wishes = {name: value for name, value in changes.items() if name not in RUN_OPTIONS}
+    rules = {name: changes[name] for name in RULES if callable(changes.get(name))}
+    wishes = {name: value for name, value in changes.items() if name not in RUN_OPTIONS and name not in rules}
     options = _changed(base, {**wishes, "grid": None if times is not None else wishes.get("grid")})
-    return SamplingPlan(
-        sampler=_sampler(options.sampler),
+    customs, sampler = CONVENTIONS[options.convention], _sampler(options.sampler)
+    nucleus = rules.get("nucleus") or options.nucleus or customs.nucleus
+    plan = SamplingPlan(
+        sampler=sampler,
         times=_times(options, start) if times is None else checked(times),
-        filters=Filters(options.top_p, options.top_k, options.temperature),
+        filters=Filters(options.top_p, options.top_k, options.temperature, nucleus),
+        last_pass=rules.get("last_pass") or PASSES.get(options.last_pass or "none"),
         options=options,
         **run,
     )
+    if plan.last_pass is not None or options.last_pass is not None or customs.last_pass == "none":
+        return plan
+    # what ends its rows by itself has no pass in any convention
+    return plan if sampler.reads_network or sampler.finishes else replace(plan, last_pass=PASSES[customs.last_pass])
+
+
+def no_pass(plan: SamplingPlan) -> str | None:
+    """Why a plan can have no last pass; None where it can."""
+    if plan.sampler.reads_network or plan.sampler.finishes:
+        return f"the sampler {plan.sampler.name} ends its rows by itself"
+    return None if plan.tolerance is None else "tolerance ends rows before it"
 
 
 def _sampler(chosen: Any) -> Sampler:

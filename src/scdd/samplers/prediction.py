@@ -18,7 +18,7 @@ from torch import Tensor
 
 from scdd.core.denoiser import Denoiser
 from scdd.ops.common import NO_FILTERS, Filters
-from scdd.ops.head import HeadStats, Top, head_stats, redraw, top
+from scdd.ops.head import HeadStats, Top, all_logits, head_stats, redraw, top
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,17 @@ class Prediction:
             self._spread([each.tokens for each in best], 0),
             self._spread([each.log_p for each in best], -torch.inf),
             self._spread([each.log_p_z for each in best], -torch.inf),
+        )
+
+    @cached_property
+    def logits(self) -> Tensor:
+        """[B, L, V] float32 before any filter, −∞ at the mask and where a row was not evaluated: whole, so only if asked for."""
+        return self._spread(
+            [
+                all_logits(hidden.flatten(0, 1), self._head, tokens.reshape(-1))
+                for hidden, tokens in zip(self._hidden, self._tokens, strict=True)
+            ],
+            -torch.inf,
         )
 
     def apply(self, module: Callable[[Tensor], Tensor]) -> Tensor:

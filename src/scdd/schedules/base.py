@@ -44,6 +44,10 @@ class Schedule(ABC):
         ]
         return min(max(min(found, default=1.0), LEAST_ONSET), 1.0)
 
+    def bump(self) -> tuple[float, float] | None:
+        """B and the exponent of c_t in `eq:gidd-noise`, for schedules of that family (B = 0: masks alone); else None."""
+        return None
+
     def check(self, points: int = 4097) -> None:
         """Refuse levels that define no process: the paper's marginals need γ and ρ to fall monotonically.
 

@@ -28,5 +28,9 @@ class Masked(MaskedOptions, Schedule):
         """γ by shape, ρ = 1."""
         return CURVES[self.shape].at(t)
 
+    def bump(self) -> tuple[float, float]:
+        """No noise at all."""
+        return 0.0, 1.0
+
     def __repr__(self) -> str:
         return f"Masked({self.shape!r})"

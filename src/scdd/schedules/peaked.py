@@ -45,6 +45,10 @@ class Peaked(PeakedOptions, Schedule):
         peak: float = self.t_peak**self._a * (1.0 - self.t_peak) ** self._b
         return self.p_u / (1.0 - self.p_u) / peak
 
+    def bump(self) -> tuple[float, float]:
+        """B and the exponent."""
+        return self._scale, self.exponent
+
     def onset(self) -> float:
         """exponent·t_peak, or 1 of the masks; exactly, since small ones are not to be seen at any time."""
         return min(max(self._a, LEAST_ONSET), 1.0) if self.p_u > 0.0 else 1.0

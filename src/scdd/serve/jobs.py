@@ -70,7 +70,7 @@ class Job:
         self.run = Run.joined([self.run], batch_size=limits.batch)
         self.rows = len(self.run.starts)
         plan, lengths = self.run.plan, {len(row) for row in self.run.starts}
-        steps = plan.steps + plan.sampler.extra_steps
+        steps = plan.steps + plan.extra_steps
         self.cost = sum(cost(len(row), steps) for row in self.run.starts)
         if len(lengths) == 1:  # texts of unequal length would pad each other
             self.key = (replace(plan, seed=0), id(self.run.engine.model.process), lengths.pop())

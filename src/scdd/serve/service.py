@@ -96,9 +96,13 @@ class Service:
         if isinstance(process, str):
             if process not in PROCESSES:
                 raise UserError(f"process: there is no {process!r}; choose one of {', '.join(PROCESSES)}.")
-            view.process = process_of_kind(process, lm.tokenizer.vocab, lm.process.schedule)
+            view.process = process_of_kind(process, lm.tokenizer.vocab, lm.process.schedule, lm.process.noise)
         else:
-            view.process = make_process(process, lm.tokenizer.vocab)
+            own, asked = lm.process.noise, getattr(process, "noise", "uniform")
+            if asked != "uniform" and (own is None or own.name != asked):  # no file is read for a request
+                known = "uniform" if own is None else f"uniform or {own.name}"
+                raise UserError(f"process.noise: this server's model has {known}; leave it out, or choose from these.")
+            view.process = make_process(process, lm.tokenizer.vocab, own)
         return view
 
     def check_size(self, *, texts: int = 1, steps: int | None = None, length: int | None = None) -> None:

@@ -241,8 +241,8 @@ class Checkpoints:
             )
         if meta.get("extra", {}) != self.identity.extra:
             raise UserError(
-                f"{checkpoint} was trained with {meta['extra'] or 'what its recipe says'}, and this run with "
-                f"{self.identity.extra or 'what the recipe says'}: hand over the same objective, or use another folder."
+                f"{checkpoint} was trained with {str(meta['extra'] or 'what its recipe says')[:300]}, and this run with "
+                f"{str(self.identity.extra or 'what the recipe says')[:300]}: hand over the same objective, or use another folder."
             )
 
 

@@ -14,7 +14,7 @@ from scdd.evals.measure.model import EvalModel, open_model
 from scdd.evals.measure.progress import bar, somebody_watches
 from scdd.evals.measure.recovery import measure_recovery, measure_typos
 from scdd.evals.measure.reference_lm import ReferenceLM, open_reference_lm
-from scdd.evals.measure.specs import RecoverySpec, SamplingSpec
+from scdd.evals.measure.specs import RecoverySpec, Repair, SamplingSpec
 from scdd.evals.measure.store import MeasureContext, Measurement, Store
 from scdd.evals.measure.texts import Rows, text_rows
 from scdd.evals.measure.zero_shot import measure_zero_shot
@@ -42,7 +42,8 @@ def evaluate(
     hf:NAME) is what likelihood and recovery are about, by default the validation data of the model's recipe.
     `reference_lm` scores texts: a hub name, a folder, a .gguf file or an autoregressive checkpoint of our own; generation
     needs it, correction and recovery tell more with it. `sampling` says how texts are drawn, and holds the seed of
-    everything. Finished measurements are kept in the folder `out` and not made again; `scdd report` makes a page of them.
+    everything; its convention ({"convention": "authors"} among its changes) is that of likelihood and recovery, too.
+    Finished measurements are kept in the folder `out` and not made again; `scdd report` makes a page of them.
     `batch_size` (texts at a time) changes speed and memory only; `progress` shows bars, by default where somebody sees them.
     """
     measures = (measures,) if isinstance(measures, str) else measures
@@ -54,6 +55,7 @@ def evaluate(
     opened = model if isinstance(model, EvalModel) else open_model(model)
     device = opened.lm.device
     spec = sampling or SamplingSpec(usual_num(device.type))
+    convention = spec.changes.get("convention") or "ours"
     scorer: Any = reference_lm
     if isinstance(reference_lm, str | Path):
         scorer = open_reference_lm(str(reference_lm), device)
@@ -63,9 +65,10 @@ def evaluate(
     def rows(limit: int | None = None) -> Rows:
         return text_rows(opened, paths, limit=limit, whole=limit is not None)
 
-    recovery = RecoverySpec(ERRORS, seed=spec.seed)
+    recovery = RecoverySpec(ERRORS, Repair(convention=convention), spec.seed)
+    estimator = NelboEstimator(convention=convention, seed=spec.seed)
     functions: dict[str, Callable[[MeasureContext], Measurement]] = {
-        "likelihood": lambda c: measure_likelihood(c, opened, rows(), NelboEstimator(seed=spec.seed)),
+        "likelihood": lambda c: measure_likelihood(c, opened, rows(), estimator),
         "generation": lambda c: measure_generation(c, opened, spec, scorer),
         "correction": lambda c: measure_correction(c, opened, spec, scorer),
         "recovery": lambda c: measure_recovery(c, opened, rows(ROWS), recovery, scorer),

@@ -9,7 +9,7 @@ correct (`tab:correction_rate`, Figures `fig:ablation1-1`, `fig:ablation1-2`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from scdd.evals.measure.model import EvalModel
 from scdd.evals.measure.reference_lm import ReferenceLM, TextNats, columns, gen_ppl, scored, short_ppl
 from scdd.evals.measure.specs import SamplingSpec
 from scdd.evals.measure.store import MeasureContext, Measurement, shared
-from scdd.evals.measure.walk import StartRows, WalkedRow, sampling_plan, settled, text_length, walk
+from scdd.evals.measure.walk import StartRows, WalkedRow, filters_used, sampling_plan, settled, text_length, walk
 from scdd.processes.autoregressive import Autoregressive
 from scdd.processes.base import Process
 from scdd.samplers.base import Grid
@@ -103,11 +103,13 @@ def measure_samples(context: MeasureContext, model: EvalModel, spec: SamplingSpe
         tokens = [ended(row.tokens[1 : 1 + length], eos) for row in rows]
         before = [ended(row.first[1 : 1 + length], eos) for row in rows]
         moves = pad_sequence([row.moves for row in rows], batch_first=True)  # some may stop early
+        if plan.last_pass is not None:
+            moves = moves[:, :-1]  # what it rewrites is no correction by the reverse process
         return {
             "texts": [model.engine.text(row) for row in tokens],
             "before": [model.engine.text(row) for row in before],
             "nfe": stats.mean([row.nfe for row in rows])._asdict(),
-            **{"sampler": plan.sampler.name, "final": plan.final, "steps": plan.steps, "filters": asdict(plan.filters)},
+            **{"sampler": plan.sampler.name, "final": plan.final, "steps": plan.steps, "filters": filters_used(plan)},
             "diversity": diversity(tokens, spec.seed),
             "correction": rates(moves, length, model.lm.process, plan.times),
             "length": length,

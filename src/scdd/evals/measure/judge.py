@@ -22,14 +22,16 @@ from scdd.evals.measure.generation import ended
 from scdd.evals.measure.judge_client import ASPECTS, JudgeClient, parse_scores, parse_winner
 from scdd.evals.measure.model import EvalModel
 from scdd.evals.measure.progress import Watch, unwatched
-from scdd.evals.measure.specs import SamplingSpec
+from scdd.evals.measure.specs import SamplingSpec, check_convention
 from scdd.evals.measure.store import MeasureContext, Measurement, all_gather, fingerprint, shared
 from scdd.evals.measure.texts import Rows
 from scdd.evals.measure.walk import StartRows, framed_rows, sampling_plan, settled, walk
+from scdd.samplers.options import Convention
 
 ASSETS = Path(__file__).parent / "assets"
 CHARACTERS_A_TOKEN = 4.0  # English, for the estimate only
-OWN = {"sampler", "grid", "final", "top_p", "top_k", "temperature"}
+OWN = {"sampler", "grid", "final", "top_p", "top_k", "temperature"}  # in every measurement's settings
+LATER = {"nucleus", "last_pass", "convention"}  # where they are chosen
 ANSWER_TOKENS = {"scores": 220, "winner": 60}
 
 
@@ -41,6 +43,14 @@ class Matched:
     nfe: int = 128
     top_p: float = 0.9
     seed: int = 0
+    convention: Convention = "ours"
+
+    def __post_init__(self) -> None:
+        check_convention(self.convention)
+
+    def settled(self) -> dict[str, Any]:
+        """Plain data, for a measurement's settings; "ours" is left out, as older measurements leave it out."""
+        return {name: value for name, value in asdict(self).items() if name != "convention" or value != "ours"}
 
 
 @dataclass(frozen=True)
@@ -70,15 +80,15 @@ def measure_denoised(
     `own` are the system's own choices of `SamplingSpec`: its sampler, its filters.
     """
     chosen = own or {}
-    if set(chosen) - OWN:
+    if others := set(chosen) - OWN - LATER:
         raise UserError(
-            f"{', '.join(sorted(set(chosen) - OWN))} of {model.label} cannot be its own: both systems mend the same texts."
+            f"{', '.join(sorted(others))} of {model.label} cannot be its own: both systems mend the same texts."
         )
     model.diffusion("cannot mend a text: compare diffusion models")
     forward = noise.diffusion("cannot mend a text: compare diffusion models")
     if model.lm.tokenizer.hash != noise.lm.tokenizer.hash:
         raise UserError(f"{model.label} and {noise.label} have other tokenizers: the same noise is not the same text.")
-    choices = {"top_p": matched.top_p, "grid": "uniform", **chosen}
+    choices = {"top_p": matched.top_p, "grid": "uniform", "convention": matched.convention, **chosen}
     spec = SamplingSpec(1, matched.nfe, derive_seed(matched.seed, "walk"), choices)  # type: ignore[arg-type]
 
     def texts(own: Sequence[list[int]], mine: range) -> list[str]:
@@ -93,9 +103,9 @@ def measure_denoised(
         return {"texts": shared(rows.rows, texts, context.world)}
 
     effective = settled(spec, model.lm)
-    sampling = {name: effective[name] for name in ("options", *sorted(OWN))}
+    sampling = {name: effective[name] for name in ("options", *sorted(OWN), *sorted(LATER)) if name in effective}
     about = {"text": fingerprint(rows.rows), "noise": noise.identity["process"]}
-    settings = {**about, **asdict(matched), **sampling}
+    settings = {**about, **matched.settled(), **sampling}
     return context.store.measurement("denoised", model, settings, run, rows.name)
 
 
@@ -164,7 +174,7 @@ def measure_judge(
         return {**all_gather(answer, context.world)[0], **systems}
 
     settings = {
-        **asdict(matched),
+        **matched.settled(),
         "first": texts[0].hash,
         "second": texts[1].hash,
         "against": second.identity,

@@ -5,9 +5,10 @@ over a corpus of which these sequences are a sample (it contains the first). Eve
 in two independent halves, each spread evenly over the times, so the difference of the halves tells the Monte-Carlo
 error without bias however few looks there are.
 
-`convention="reference"` is what public code reports, so that published numbers can be compared with: the cross-entropies
-of `eq:loss_zt` without the constants, t uniform on the grid, i = 1 never drawn, t = 1 moved off the end. It is not the
-ELBO (the last step is missing), and its variance is large.
+`convention="authors"` is what the code behind the paper reports as Val PPL, so that its numbers can be compared with: the
+cross-entropies of `eq:loss_zt` without the constants, i = 1 + ⌊T·(0.001 + 0.999·u)⌋ with weight T, so that at T = 1000 the
+last step, i = 1, is never drawn; t = i/T, but at most 0.9999, and s = t − 1/T. MDLM's masks are drawn at 0.999·t there. It
+is no bound: a perfect denoiser has 0.2029 nats a token (p_u 0.2, K = 50,257, T = 1000) or 0.0967 (p_u 0.1), not 0.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ from scdd.core.rng import CounterRNG, derive_seed, uniforms
 from scdd.evals.measure import stats
 from scdd.evals.measure.model import EvalModel
 from scdd.evals.measure.progress import Watch, unwatched
+from scdd.evals.measure.specs import check_convention
 from scdd.evals.measure.store import MeasureContext, Measurement, fingerprint, shared
 from scdd.evals.measure.texts import Rows
 from scdd.objectives.ar import ArObjective, cross_entropy_coefficients
@@ -35,30 +37,40 @@ from scdd.ops.elbo import elbo
 from scdd.processes.autoregressive import Autoregressive
 from scdd.processes.base import Process
 from scdd.processes.gidd import GIDD
+from scdd.samplers.options import Convention
 
-Convention = Literal["exact", "reference"]
+RENAMED: dict[str, Convention] = {"exact": "ours", "reference": "authors"}
+"""What measurements called the conventions before sampling had them too. "reference" treated t = 1 in a way of its own."""
+STORED = {"ours": "exact", "authors": "authors"}  # measurements are known by these names, and theirs must stay
+SMALLEST, LATEST = 1e-3, 1 - 1e-4  # of the authors' times: what they draw is at least this, and moved down to that
+MASKS_AT = 0.999  # of t, where the authors mask MDLM's tokens
+PAPERS_STEPS = 1000
 REPLICATES = 2
 ROWS, POSITIONS = 16, 1 << 15  # read together where nobody chose: rows, on a GPU positions with their padding
 
 
 @dataclass(frozen=True)
 class NelboEstimator:
-    """How a NELBO is estimated. `steps`: T of the grid, None for continuous time."""
+    """How a NELBO is estimated. `steps`: T of the grid, None for continuous time (for the authors': their 1000)."""
 
     steps: int | None = None
     looks: int = 8
-    convention: Convention = "exact"
+    convention: Convention = "ours"
     seed: int = 0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "convention", RENAMED.get(self.convention, self.convention))
+        check_convention(self.convention)
+        if self.convention == "authors" and self.steps is None:
+            object.__setattr__(self, "steps", PAPERS_STEPS)
         if self.looks < REPLICATES or self.looks % REPLICATES:
             raise UserError(f"looks is {self.looks}: give an even number of at least 2, for the error bars.")
         if self.steps is not None and self.steps < 2:
             raise UserError(f"The grid has {self.steps} steps: give at least 2, or leave it out for continuous time.")
-        if self.convention not in ("exact", "reference"):
-            raise UserError(f"The convention is {self.convention!r}: choose exact or reference.")
-        if self.convention == "reference" and self.steps is None:
-            raise UserError("The reference convention is a grid's: give its steps (the paper's are 1000).")
+
+    def settled(self) -> dict[str, Any]:
+        """Plain data, for a measurement's settings."""
+        return {**asdict(self), "convention": STORED[self.convention]}
 
 
 EXACT = NelboEstimator()
@@ -161,7 +173,7 @@ def measure_likelihood(
         return combined(shared(rows.rows, nats, context.world), rows.bytes)
 
     # An autoregressive model's number is exact: it has no looks to set.
-    settings = {"text": fingerprint(rows.rows), **({} if model.engine.autoregressive else asdict(estimator))}
+    settings = {"text": fingerprint(rows.rows), **({} if model.engine.autoregressive else estimator.settled())}
     return context.store.measurement("likelihood", model, settings, run, rows.name)
 
 
@@ -209,12 +221,13 @@ def _estimates(
     each, seed = estimator.looks // REPLICATES, derive_seed(estimator.seed, "corrupt")
     for look, (t, s, weight) in enumerate(_times(process, indices, estimator, x.device)):
         samples = torch.tensor(indices, device=x.device) * estimator.looks + look
-        z_t = process.corrupt(x, t, CounterRNG(seed, samples, x.device))
+        z_t = process.corrupt(x, _noised_at(process, t, estimator), CounterRNG(seed, samples, x.device))
         hidden = denoiser.hidden(z_t, t, documents).flatten(0, 1)
         coefficients = process.elbo_coefficients(x, z_t, t, s).flatten(x.shape)
-        _, flat = elbo(hidden, denoiser.head, x.flatten(), z_t.flatten(), coefficients)
+        noise = process.noise_scores(x.device)
+        _, flat = elbo(hidden, denoiser.head, x.flatten(), z_t.flatten(), coefficients, noise=noise)
         losses = flat.view(x.shape).double()
-        if estimator.convention == "reference":
+        if estimator.convention == "authors":
             assert s is not None
             losses = losses - dropped(process, x, z_t, s, t)
         if documents is not None:
@@ -229,13 +242,11 @@ def _times(
     """Times [B] of each look. A replicate's looks share one offset a row, and so divide [0, 1) evenly."""
     source = CounterRNG(derive_seed(estimator.seed, "times"), indices, device)
     each = estimator.looks // REPLICATES
-    if estimator.convention == "reference":
+    if estimator.convention == "authors":
         assert estimator.steps is not None
-        T = estimator.steps
-        for u in uniforms((len(indices), estimator.looks), source).unbind(1):
-            # i uniform on 2 … T with weight T, as if i = 1 could occur; t = 1 becomes 1 − 1/(2T)
-            i = 2 + (u * (T - 1)).floor().clamp(max=T - 2)
-            yield Times((i / T).clamp(max=1 - 0.5 / T), (i - 1) / T, torch.full_like(u, float(T)))
+        for offset in uniforms((len(indices), REPLICATES), source).unbind(1):
+            for stratum in range(each):
+                yield authors_times((offset + stratum) / each, estimator.steps)
         return
     samplers = [TimeSampler(density, estimator.steps) for density in nelbo_densities(process).mixture]
     counts = [each - max(1, each // 4), max(1, each // 4)]
@@ -245,6 +256,18 @@ def _times(
             for stratum in range(counts[k]):
                 at = sampler.at((offsets[:, replicate, k] + stratum) / counts[k])
                 yield Times(at.t, at.s, 1.0 / _chance(samplers, counts, at))
+
+
+def authors_times(u: Tensor, T: int) -> Times:
+    """The authors' step for u uniform in [0, 1): (t, s, weight). The weight T is as if every step were as likely."""
+    i = 1 + (T * (SMALLEST + (1 - SMALLEST) * u)).floor().clamp(max=T - 1)
+    t = (i / T).clamp(max=LATEST)
+    return Times(t, t - 1 / T, torch.full_like(u, float(T)))
+
+
+def _noised_at(process: Process, t: Tensor, estimator: NelboEstimator) -> Tensor:
+    """Where z_t is drawn: at t, but for the authors' MDLM."""
+    return MASKS_AT * t if estimator.convention == "authors" and not process.has_uniform_noise else t
 
 
 def _chance(samplers: Sequence[TimeSampler], counts: Sequence[int], at: Times) -> Tensor:
@@ -260,10 +283,13 @@ def _chance(samplers: Sequence[TimeSampler], counts: Sequence[int], at: Times) -
 def dropped(process: Process, x: Tensor, z_t: Tensor, s: Tensor, t: Tensor) -> Tensor:
     """What `eq:loss_zt` leaves out of each KL: E[f_s(z_s) | z_t, x] − f_t(z_t), f_t(z) = log(ρ_t·1[z = x] + (1 − ρ_t)/K).
 
-    f is 0 at the mask. The true posterior of z_s is at x, at the mask, or somewhere else, where f_s is the same.
+    Nothing of γ: it is the same in q and in p_θ, and cancels before anything is dropped. f is 0 at the mask. The true
+    posterior of z_s is at x, at the mask, or somewhere else, where f_s is the same.
     """
     if isinstance(process, GIDD):
-        raise UserError("The reference convention is SCDD's and MDLM's: use convention exact for GIDD.")
+        raise UserError("The authors' convention is SCDD's and MDLM's: use convention ours for GIDD.")
+    if process.noise is not None:
+        raise UserError("The authors' convention is that of uniform noise: use convention ours for this process.")
     K, m = process.vocab.K, process.vocab.mask_id
     same = (z_t == x).to(torch.float64)
     move = process.transition(z_t, same, s, t)

@@ -65,7 +65,7 @@ class ScddLM(LM):  # type: ignore[misc, unused-ignore]
     def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
         """Minus the NELBO of each text, in rows as long as the context."""
         model, room = self.model, self.model.engine.room
-        estimator = NelboEstimator(None, self.passes, "exact", self.seed)
+        estimator = NelboEstimator(None, self.passes, "ours", self.seed)
         scores = []
         for request in requests:
             tokens = model.lm.tokenizer.encode(request.args[0]) or [model.lm.tokenizer.eos_id]

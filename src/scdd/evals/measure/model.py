@@ -74,6 +74,8 @@ class EvalModel:
         if sampler == "remdm-cap" and (options or {}).get("eta", PAPERS_ETA) != PAPERS_ETA:
             return None
         kind = type(self.lm.process).__name__
+        if getattr(self.lm.process, "noise", None) is not None:
+            return None
         if kind == "MDLM":
             return PAPERS_MASKED.get(sampler)
         schedule = getattr(self.lm.process, "schedule", None)

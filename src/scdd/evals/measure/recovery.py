@@ -177,8 +177,7 @@ def _shown(
     """Of clean, corrupted and repaired texts: a few repairs, and the perplexities where there is a reference LM."""
     pairs = list(zip(*texts[1:], strict=True))[:SHOWN]
     samples = [{"corrupted": before, "repaired": after} for before, after in pairs]
-    nfe = spec.repair.last if spec.repair.threshold is None else 1
-    about = {"rows": len(texts[0]), "nfe": nfe, "samples": samples}
+    about = {"rows": len(texts[0]), "nfe": spec.repair.evaluations, "samples": samples}
     if reference is None:
         return about
     names = ("ppl_clean", "ppl_corrupted", "ppl_repaired")

@@ -76,12 +76,12 @@ def paired_t(a: Sequence[float], b: Sequence[float]) -> float:
         return math.nan
     if np.ptp(d) == 0:
         return 1.0 if d[0] == 0 else 0.0
-    return float(_scipy().ttest_1samp(d, 0.0).pvalue)
+    return float(scipy_stats().ttest_1samp(d, 0.0).pvalue)
 
 
 def binomial(wins: int, count: int) -> float:
     """p of the two-sided test that either side wins as often; ties are to be left out of `count`."""
-    return float(_scipy().binomtest(wins, count).pvalue) if count else math.nan
+    return float(scipy_stats().binomtest(wins, count).pvalue) if count else math.nan
 
 
 def difference(a: tuple[Sequence[float], Sequence[float]], b: tuple[Sequence[float], Sequence[float]]) -> float:
@@ -93,7 +93,8 @@ def difference(a: tuple[Sequence[float], Sequence[float]], b: tuple[Sequence[flo
     return math.erfc(abs(first.value - second.value) / error / math.sqrt(2))
 
 
-def _scipy() -> Any:
+def scipy_stats() -> Any:
+    """scipy.stats, or the sentence that says what to install."""
     try:
         return import_module("scipy.stats")
     except ImportError as error:

@@ -9,6 +9,7 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -195,6 +196,7 @@ def plain(value: dict[str, Any]) -> dict[str, Any]:
     return cast(dict[str, Any], json.loads(json.dumps(value)))
 
 
+@cache
 def versions() -> dict[str, str]:
     """Versions of whatever is installed of the packages that a number may depend on."""
     installed = {"scdd": __version__, "python": platform.python_version()}

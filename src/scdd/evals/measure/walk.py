@@ -27,7 +27,7 @@ from scdd.samplers.options import DRAWING, SamplingOptions, sampler_name, sample
 from scdd.samplers.plan import SamplingPlan, make_plan
 
 # What the first measurements did not know is left out at what it always was: their names must stay.
-LATER_SETTINGS = {"start": 1.0, "tolerance": None}
+LATER_SETTINGS = {"start": 1.0, "tolerance": None, "nucleus": None, "last_pass": None, "convention": "ours"}
 LATER_OPTIONS = {"patience": 8}
 
 
@@ -111,11 +111,18 @@ def settled(spec: SamplingSpec, lm: LM) -> dict[str, Any]:
     settings["length"] = None if length == lm.engine.room else length
     for name in DRAWING:
         if name not in ("steps", "sampler", "grid"):
-            settings[name] = getattr(base, name) if chosen.get(name) is None else chosen.get(name)
+            settings[name] = _named(getattr(base, name) if chosen.get(name) is None else chosen.get(name))
     settings["grid"] = base.grid.kind if chosen.get("grid") is None else chosen.get("grid")
     settings |= {"start": base.grid.start} | _sampler_settings(lm, chosen.get("sampler"))
     settings["options"] = _without(LATER_OPTIONS, settings["options"])
     return _without(LATER_SETTINGS, settings)
+
+
+def _named(value: Any) -> Any:
+    """A choice as plain data: a rule of somebody's own is known by where it was written, or by its repr."""
+    if not callable(value):
+        return value
+    return f"{value.__module__}.{value.__qualname__}" if hasattr(value, "__qualname__") else repr(value)
 
 
 def _without(defaults: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
@@ -144,17 +151,23 @@ def sampling_plan(model: EvalModel, spec: SamplingSpec, batch_size: int, start: 
     changes = {**spec.changes, "seed": spec.seed, "batch_size": batch_size, "stop": False}
     plan = make_plan(model.lm.sampling, {**changes, "steps": spec.nfe}, start)
     plan.sampler.check(model.engine.model)
-    steps = spec.nfe - plan.sampler.extra_steps + (plan.final == "none")
+    steps = spec.nfe - plan.extra_steps + (plan.final == "none")
     if steps < 1:
         raise UserError(
-            f"The sampler {plan.sampler.name} takes {plan.sampler.extra_steps} steps after its walk, which leaves none of "
-            f"{spec.nfe} evaluations for the walk: ask for more evaluations, or fewer corrections."
+            f"The sampler {plan.sampler.name} and the last pass take {plan.extra_steps} evaluations after the walk, which leaves "
+            f"none of {spec.nfe} for the walk: ask for more evaluations, or fewer corrections."
         )
     plan = make_plan(model.lm.sampling, {**changes, "steps": steps}, start)
     if spec.correct:
         return plan
     # tolerance goes by the posterior, which the ablation does not follow
     return replace(plan, sampler=Uncorrected(plan.sampler), options=replace(plan.options, tolerance=None))
+
+
+def filters_used(plan: SamplingPlan) -> dict[str, Any]:
+    """The filters as plain data, for a measurement's result."""
+    filters = {"top_p": plan.filters.top_p, "top_k": plan.filters.top_k, "temperature": plan.filters.temperature}
+    return filters | ({"nucleus": _named(plan.filters.nucleus)} if plan.filters.other_nucleus else {})
 
 
 def walk(
@@ -192,9 +205,11 @@ def repaired(
     """The rows after the repair."""
     z, frozen, _ = rows
     if repair.threshold is None:
+        cut = repair.nucleus or repair.convention == "authors"  # there x_θ is its nucleus wherever it is used
         changes = {
             **{"grid": grid("uniform", repair.steps)[-repair.last - 1 :], "final": repair.final},
-            **{"top_p": repair.top_p if repair.nucleus else None, "draw_filters": Filters(repair.top_p)},
+            **{"top_p": repair.top_p if cut else None, "convention": repair.convention},
+            **{"draw_filters": None if repair.convention == "authors" else Filters(repair.top_p)},
             **{"seed": derive_seed(seed, "repair"), "batch_size": batch_size, "stop": False},
         }
         walked = walk(model, make_plan(SamplingOptions(), changes), rows, watch, follow=False)

@@ -209,17 +209,28 @@ def likelihood_table(named: dict[str, Measurement], corpus: str | None = "OWT") 
         rows.append(entries(label, ppl, nats, told, spread, _convention(one.settings)))
     texts = listed(text_of(one) for one in named.values())
     sequences, tokens = (_range([one.result[k] for one in named.values()]) for k in ("sequences", "tokens"))
+    bound = any(one.settings.get("convention") == "exact" for one in named.values())
+    what = "exp(NELBO per token), the whole bound" if bound else "exp(nats per token)"
     notes = [
-        f"{texts}: {sequences} rows, {tokens} tokens. PPL = exp(NELBO per token), the whole bound; ± is the Monte-Carlo error "
+        f"{texts}: {sequences} rows, {tokens} tokens. PPL = {what}; ± is the Monte-Carlo error "
         "of this text's number, and in the column “corpus” the error if the text is a sample."
         f"{_beside(rows, corpus or 'the corpus of its recipe', ', another text' if corpus else '')}"
     ]
     if any_bold(rows):
         notes.append("Bold: the best bound, significantly better than the second (p < 0.05).")
+    notes += [NO_BOUND[way] for way in NO_BOUND if any(one.settings.get("convention") == way for one in named.values())]
     if any(_exact(one.settings) for one in named.values()):
         notes.append("An autoregressive number is exact, no bound, and [BOS] is given.")
     head = ["system", "PPL", "nats per token", "bits per byte", "PPL ± corpus", "estimate"]
     return Table(f"Likelihood of {texts}", head, rows, notes)
+
+
+NO_BOUND = {
+    "authors": "“authors”: what the code behind the paper reports. It is no bound: the step to clean text is never drawn and the "
+    "constants are dropped, so a perfect model would have more than PPL 1 (docs/evaluation.md).",
+    "reference": "“reference”: an earlier rendering of the authors' number, with other times near t = 1. It is no bound either.",
+}
+"""What the numbers are that are not the bound, by the convention in their settings."""
 
 
 def _best_bound(named: dict[str, Measurement]) -> str | None:

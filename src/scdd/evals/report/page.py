@@ -26,7 +26,16 @@ def page(title: str, runs: Sequence[str | Path], corpus: str | None = "OWT", aga
     """The report as one HTML file that asks for nothing from outside."""
     text, figures = _written(runs, corpus, against, full=True)
     body = re.sub(r"<!--figure (\d+)-->", lambda slot: plots.svg(figures[int(slot[1])]), html_of(text))
-    content = {"title": html.escape(title), "made": f"Made by scdd report, scdd {__version__}.", "body": body}
+    return _filled(title, f"Made by scdd report, scdd {__version__}.", body)
+
+
+def document(title: str, made: str, text: str) -> str:
+    """Any Markdown as such a page; `made` says what made it."""
+    return _filled(title, made, html_of(text))
+
+
+def _filled(title: str, made: str, body: str) -> str:
+    content = {"title": html.escape(title), "made": html.escape(made), "body": body}
     template = (ASSETS / "report.html").read_text(encoding="utf-8")
     for key, value in content.items():
         template = template.replace("{{" + key + "}}", value)

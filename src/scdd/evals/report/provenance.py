@@ -42,7 +42,7 @@ def _sampling(one: Measurement) -> str:
     """How texts were drawn; what was asked for alone, where the result does not say what that came to."""
     settings, result = one.settings, one.result
     if one.kind == "denoised":
-        own = ("sampler", "final", "grid", "top_p", "top_k", "temperature")
+        own = ("sampler", "final", "grid", "top_p", "top_k", "temperature", "nucleus", "last_pass", "convention")
         chosen = {name: settings[name] for name in own if settings.get(name) is not None}
         return "; ".join(f"{name} {value}".replace("_", "-") for name, value in chosen.items())
     if "filters" not in result:
@@ -55,6 +55,9 @@ def _sampling(one: Measurement) -> str:
         f"top-p {filters['top_p']:g}": filters["top_p"] < 1,
         f"top-k {filters.get('top_k')}": filters.get("top_k"),
         f"temperature {filters['temperature']:g}": filters["temperature"] != 1,
+        f"nucleus {settings.get('nucleus')}": settings.get("nucleus"),
+        f"last pass {settings.get('last_pass')}": settings.get("last_pass"),
+        f"convention {settings.get('convention')}": settings.get("convention"),
         f"seed {settings.get('seed')}": settings.get("seed"),
         **{f"with {change}": True for change in changes},
     }

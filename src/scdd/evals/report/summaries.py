@@ -12,7 +12,7 @@ from scdd.evals.report.names import distinct_names, listed, text_of
 from scdd.evals.report.paper import paper, paper_of, printed
 from scdd.evals.report.tables import NONE, Entry, Table, any_paper, entries, number, stars, with_error
 
-PAPERS_REPAIRS = (Repair().name, Repair(nucleus=True).name)
+PAPERS_REPAIRS = (Repair().name, Repair(nucleus=True).name, Repair(convention="authors").name)
 
 
 def correction_table(measurements: Sequence[Measurement]) -> Table:

@@ -9,6 +9,7 @@ cross-entropy step; nothing is recomputed.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,23 +24,38 @@ RowLoss = Callable[[Tensor, Head, Tensor, Tensor, ElboCoefficients, bool], Tenso
 
 
 def elbo(
-    hidden: Tensor, head: Head, x: Tensor, z_t: Tensor, rows: ElboCoefficients, impl: str = "auto"
+    hidden: Tensor,
+    head: Head,
+    x: Tensor,
+    z_t: Tensor,
+    rows: ElboCoefficients,
+    impl: str = "auto",
+    noise: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(Sum of the per-position losses, with gradients; the losses [N], without).
 
     hidden [N, D], x and z_t [N], rows of fields [N] (`Process.elbo_coefficients(...).flatten(...)`, scaled by whatever weights
     the sum is to have). One op serves SCDD, MDLM and GIDD in discrete and continuous time, and plain cross-entropy.
+    `noise` is log(K·π) [V] where noise is not uniform; the kernels know uniform noise alone, so that is torch's work anywhere.
     """
     chosen = choose(impl, hidden)
     if chosen == "reference":
-        return reference.elbo(hidden, head, x, z_t, rows)
-    if chosen == "triton":
-        from scdd.ops.elbo.triton import row_loss
-    else:
-        from scdd.ops.elbo.chunked import row_loss
+        return reference.elbo(hidden, head, x, z_t, rows, noise)
+    work = _row_loss(chosen, noise)
     parameters = (head.weight, head.bias, head.input_bias)
-    total, losses = _Elbo.apply(row_loss, head, x, z_t, rows, hidden, *parameters)  # type: ignore[no-untyped-call]
+    total, losses = _Elbo.apply(work, head, x, z_t, rows, hidden, *parameters)  # type: ignore[no-untyped-call]
     return total, losses
+
+
+def _row_loss(chosen: str, noise: Tensor | None) -> RowLoss:
+    """One chunk's work, as the chosen implementation does it."""
+    if chosen == "triton" and noise is None:
+        from scdd.ops.elbo import triton
+
+        return triton.row_loss
+    from scdd.ops.elbo import chunked
+
+    return chunked.row_loss if noise is None else partial(chunked.row_loss, noise=noise)
 
 
 class _Elbo(torch.autograd.Function):

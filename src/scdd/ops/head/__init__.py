@@ -30,12 +30,18 @@ class HeadStats(NamedTuple):
 
 def head_stats(hidden: Tensor, head: Head, z_t: Tensor, filters: Filters = NO_FILTERS, impl: str = "auto") -> HeadStats:
     """Statistics of x_θ after `filters` at hidden [N, D], z_t [N]; float32 (float64 from the reference)."""
-    chosen = choose(impl, hidden)
+    chosen = _chosen(impl, hidden, filters)
     if chosen == "reference":
         return HeadStats(*reference.head_stats(hidden, head, z_t, filters), None)
     if chosen == "triton":
         return _on_device(hidden, head, z_t, filters)
     return HeadStats(*chunked.head_stats(hidden, head, z_t, filters), None)
+
+
+def _chosen(impl: str, hidden: Tensor, filters: Filters) -> str:
+    """The kernels know the crossing nucleus alone; the others are torch's work, on any device."""
+    chosen = choose(impl, hidden)
+    return "chunked" if chosen == "triton" and filters.other_nucleus else chosen
 
 
 def _on_device(hidden: Tensor, head: Head, z_t: Tensor, filters: Filters) -> HeadStats:
@@ -78,7 +84,7 @@ def redraw(
     `head_stats` leaves them on a GPU, saves the product and the host sync that picks rows.
     """
     u = source if isinstance(source, Tensor) else uniforms(moves.shape, source, hidden.device)
-    chosen = choose(impl, hidden)
+    chosen = _chosen(impl, hidden, filters)
     if chosen == "triton":
         from scdd.ops.head.triton_draw import row_draw
 
@@ -123,3 +129,8 @@ def top(hidden: Tensor, head: Head, z_t: Tensor, k: int = 1) -> Top:
         tokens[part], log_p[part] = best.indices, best.values - total[:, None]
         log_p_z[part] = scores.gather(1, z_t[part, None])[:, 0] - total
     return Top(tokens, log_p, log_p_z)
+
+
+def all_logits(hidden: Tensor, head: Head, z_t: Tensor) -> Tensor:
+    """[N, V] float32 logits at hidden [N, D], z_t [N], −∞ at the mask: for rules of one's own, since nothing here needs them."""
+    return chunked.scaled_logits(hidden, *compute_weights(hidden, head), head, z_t, NO_FILTERS)

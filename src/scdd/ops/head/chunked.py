@@ -9,6 +9,7 @@ from torch import Tensor
 
 from scdd.core import Head
 from scdd.ops.common import Filters, chunks, compute_weights, evened, invert, raw_logits
+from scdd.ops.nucleus import lowest_kept
 
 CANDIDATES = 32  # a nucleus is looked for among so many best tokens first
 BINS = 64  # then among all, by bins of the score
@@ -48,9 +49,25 @@ def cut(scores: Tensor, filters: Filters) -> tuple[Tensor, Tensor]:
     if filters.top_k is not None:
         threshold = torch.topk(scores, min(filters.top_k, scores.shape[1]), dim=1).values[:, -1]
         log_total = torch.logsumexp(scores.masked_fill(scores < threshold[:, None], -torch.inf), dim=1)
-    if filters.top_p < 1.0:
-        threshold, log_total = _nucleus(scores, threshold, log_total, filters.top_p)
-    return threshold, log_total
+    if not filters.top_p < 1.0:
+        return threshold, log_total
+    if not filters.other_nucleus:
+        return _nucleus(scores, threshold, log_total, filters.top_p)
+    if filters.nucleus == "below":
+        threshold = _above_crossing(
+            scores, *_nucleus(scores, threshold, log_total, filters.top_p), log_total, filters.top_p
+        )
+    else:
+        left = scores.masked_fill(scores < threshold[:, None], -torch.inf)
+        threshold = torch.maximum(threshold, lowest_kept(left, filters.top_p, filters.nucleus))
+    return threshold, torch.logsumexp(scores.masked_fill(scores < threshold[:, None], -torch.inf), dim=1)
+
+
+def _above_crossing(scores: Tensor, crossing: Tensor, kept: Tensor, log_total: Tensor, top_p: float) -> Tensor:
+    """The threshold of the nucleus "below": the next score above the crossing token's, where that one goes too far."""
+    higher = torch.where(scores > crossing[:, None], scores, torch.inf).amin(1)
+    stays = ((kept - log_total).double().exp() <= top_p) | torch.isinf(higher)
+    return torch.where(stays, crossing, higher)
 
 
 def _nucleus(scores: Tensor, least: Tensor, log_total: Tensor, top_p: float) -> tuple[Tensor, Tensor]:

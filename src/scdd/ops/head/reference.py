@@ -7,6 +7,7 @@ from torch import Tensor
 
 from scdd.core import Head
 from scdd.ops.common import NO_FILTERS, Filters, invert
+from scdd.ops.nucleus import lowest_kept
 
 
 def logits(hidden: Tensor, head: Head, z_t: Tensor | None = None) -> Tensor:
@@ -44,11 +45,8 @@ def filtered(logits: Tensor, filters: Filters) -> Tensor:
         kth = torch.topk(scaled, min(filters.top_k, scaled.shape[-1]), dim=-1).values[..., -1:]
         scaled = scaled.masked_fill(scaled < kth, -torch.inf)
     if filters.top_p < 1.0:
-        ordered = torch.sort(scaled, dim=-1, descending=True).values
-        mass = torch.softmax(ordered, dim=-1)
-        above = mass.cumsum(-1) - mass
-        last = ((above < filters.top_p).sum(-1, keepdim=True) - 1).clamp(min=0)
-        scaled = scaled.masked_fill(scaled < ordered.gather(-1, last), -torch.inf)
+        least = lowest_kept(scaled, filters.top_p, filters.nucleus)
+        scaled = scaled.masked_fill(scaled < least[..., None], -torch.inf)
     return torch.log_softmax(scaled, dim=-1)
 
 

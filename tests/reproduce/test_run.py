@@ -1,0 +1,151 @@
+"""Running a plan: killed at any point it goes on and ends with the same numbers; one part's failure keeps no other back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scdd.core.errors import UserError
+from scdd.reproduce.parts import NO_CHOICES, corpus_path
+from scdd.reproduce.plan import make_plan
+from scdd.reproduce.records import Records
+from scdd.reproduce.run import LocalProcesses, Task, execute, group, run
+from scdd.reproduce.work import Place
+from tests.reproduce.test_plan import scale
+
+
+class Serial:
+    """An executor in this process."""
+
+    def map(self, function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+        return map(function, items)
+
+
+def tasks_of(out: Path, *swaps: tuple[str, str]) -> list[Task]:
+    plan = scale(*swaps)
+    parts = make_plan(plan, out)
+    place = Place(out, corpus_path(plan, out, NO_CHOICES))
+    return group(Records(out).unfinished(parts), place)
+
+
+def results(out: Path) -> dict[str, Any]:
+    return {one.name: (one.result, one.made.get("weights")) for one in Records(out).read().values()}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nobody disturbed."""
+    out = tmp_path_factory.mktemp("whole")
+    summary = run(tasks_of(out), Serial())
+    assert not summary.failed
+    assert not summary.left
+    assert len(summary.finished) == 7
+    return out
+
+
+def test_nothing_is_done_twice(whole: Path) -> None:
+    assert tasks_of(whole) == []
+    more = tasks_of(whole, ("counts: [3]", "counts: [3, 5]"))
+    assert [part.name for task in more for part in task.parts] == ["measure/recovery/SCDD/seed-0/ours/k-5"]
+
+
+@pytest.mark.dist
+@pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
+def test_killed_at_any_point_it_ends_with_the_same_numbers(whole: Path, tmp_path: Path) -> None:
+    """SIGKILL of the command inside the training and among the measurements: its processes die with it, and nothing is lost."""
+    out = tmp_path / "out"
+    for moment, finished in (("step 15", {"data"}), ("likelihood", {"data", "train", "likelihood"})):
+        killed = subprocess.run([sys.executable, "-m", "tests.reproduce.killed", str(out), moment], check=False)
+        assert killed.returncode == -signal.SIGKILL
+        assert {one.kind for one in Records(out).read().values()} == finished
+        if moment == "step 15":
+            assert any((out / "runs").rglob("checkpoints/step-*10")), "it goes on from here"
+    before = {path: path.stat().st_mtime_ns for path in (out / "records").glob("*.json")}
+    summary = run(tasks_of(out), Serial())
+    assert len(summary.finished) == 4
+    assert results(out) == results(whole)
+    assert all(path.stat().st_mtime_ns == made for path, made in before.items()), "none of these was done again"
+    assert not (out / "survived").exists()
+
+
+def test_a_failing_part_keeps_no_other_back(whole: Path) -> None:
+    """A wrong option fails one measurement, with a sentence and a log; the others are there."""
+    swap = ("  - {kind: recovery, counts: [3], rows: 4}", "  - {kind: recovery, counts: [300, 4], rows: 4}")
+    told: list[str] = []
+    summary = run(tasks_of(whole, swap), Serial(), told.append)
+    [(name, why, log)] = summary.failed
+    assert name == "measure/recovery/SCDD/seed-0/ours/k-300"
+    assert "300 tokens are to be corrupted" in why
+    assert why in log.read_text()
+    assert summary.finished == ["measure/recovery/SCDD/seed-0/ours/k-4"]
+    assert told == [line for line in told if line.startswith("measure/scdd/seed-0: 1 of 2 parts")]
+
+
+def test_what_needs_a_failed_part_waits(tmp_path: Path) -> None:
+    tasks = tasks_of(tmp_path, ("{recipe: nano}", "{recipe: nano, changes: [training.start_from=nowhere]}"))
+    summary = run(tasks, Serial())
+    assert summary.finished == ["data"]
+    assert [name for name, _, _ in summary.failed] == ["train/scdd/seed-0"]
+    assert len(summary.left) == 5
+
+
+class Broken:
+    """A cluster that gives up, or loses everything."""
+
+    def __init__(self, error: Exception | None) -> None:
+        self.error = error
+
+    def map(self, function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+        if self.error:
+            raise self.error
+        return iter(())
+
+
+@pytest.mark.parametrize(("error", "told"), [(UserError("no cluster"), "no cluster"), (None, "ended without a word")])
+def test_an_executor_that_gives_up_is_told(error: Exception | None, told: str, tmp_path: Path) -> None:
+    summary = run(tasks_of(tmp_path), Broken(error))
+    assert told in summary.failed[0][1]
+    assert len(summary.left) == 6
+
+
+def double(item: int) -> tuple[int, str, int]:
+    if item == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 2 * item, os.environ.get("CUDA_VISIBLE_DEVICES", ""), os.getpid()
+
+
+def endless(item: int) -> str:
+    try:
+        time.sleep(60)
+    except KeyboardInterrupt:
+        return "stopped"
+    return "slept"
+
+
+@pytest.mark.dist
+@pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
+def test_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process an item, one a GPU at a time; a process that dies takes nothing with it; time is kept."""
+    found = list(LocalProcesses(gpus=["4", "7"]).map(double, range(6)))
+    assert sorted(value for value, _, _ in found) == [0, 2, 4, 8, 10]
+    assert {gpu for _, gpu, _ in found} == {"4", "7"}
+    assert len({pid for _, _, pid in found}) == 5
+    late = LocalProcesses(1, seconds=1.0)
+    assert list(late.map(endless, range(3))) == ["stopped"]
+    assert late.late
+
+
+def test_a_task_is_done_in_its_own_log(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    [first, *_] = tasks_of(tmp_path)
+    outcome = execute(first)
+    assert outcome.finished == ("data",)
+    assert first.log.read_text().startswith("== data")
+    assert capfd.readouterr().err == ""
