@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -35,13 +37,33 @@ from tests.samplers.tables import Table, assert_frequencies, table
 VOCAB = Vocab(7, 3)
 GPT2 = Vocab(50258, 50257)
 P_U = (0.1, 0.2)
-# by `authors.perfect`: what the paper's Val PPL adds to a perfect model of GPT-2's vocabulary
-CONSTANTS = {0.1: 0.0966642917, 0.2: 0.2028532829}
+RECORDED = json.loads((Path(__file__).parent / "authors.json").read_text(encoding="utf-8"))
+# what the paper's Val PPL adds to a perfect model of GPT-2's vocabulary
+CONSTANTS = {float(p_u): value for p_u, value in RECORDED["constants"].items()}
 
 
 def logits_of(denoiser: Table) -> torch.Tensor:
     """[V, V] float64: a row for each z_t."""
     return denoiser.head.weight[: denoiser.vocab.size].T.double()
+
+
+def test_recorded_cases() -> None:
+    """The figures in authors.json: nuclei, laws of one step and of a recovered token, by the package alone."""
+    vocab, x_theta = Vocab(5, 2), torch.tensor(RECORDED["x_theta"], dtype=torch.float64)
+    cut = filtered(x_theta.log(), Filters(0.8, nucleus="below")).exp()
+    assert torch.allclose(cut, torch.tensor(RECORDED["nucleus"], dtype=torch.float64), rtol=0, atol=1e-12)
+    denoiser, laws = Table(x_theta.log().nan_to_num(neginf=-50.0), vocab), 0
+    for case in RECORDED["steps"] + RECORDED["recovery"]:
+        process, N = SCDD(vocab, Peaked(case["p_u"])), case["steps"]
+        plan = make_plan(SamplingOptions(), {"steps": N, "convention": "authors"})
+        steps = _steps(Model(denoiser, process), plan, _begin(TokenRows(torch.full((1, 1), 2))))
+        at = steps[case.get("step", N - 1)]
+        found = process.posterior(torch.tensor(case["z"]), cut[case["z"]], at.at_s, at.at_t)
+        if "step" not in case:  # then every token gives way to its argmax
+            found = torch.zeros(5, dtype=torch.float64).index_add_(0, x_theta.argmax(1), found)
+        assert torch.allclose(found, torch.tensor(case["law"], dtype=torch.float64), rtol=0, atol=1e-12)
+        laws += 1
+    assert laws == 48
 
 
 @pytest.mark.parametrize("p_u", P_U)

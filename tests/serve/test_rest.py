@@ -159,7 +159,7 @@ def test_limits_below_the_defaults_lower_them(serving: Serving, lm: LM) -> None:
         ("generate", {"sampler": "remdm"}, None),
         ("generate", {"sampler": "remdmm"}, "sampler"),
         ("generate", {"tolerance": 0.5, "process": "mdlm", "sampler": "p2"}, "schedule"),
-        ("generate", {"process": {"kind": "scdd", "noise": "/etc/passwd"}}, "process.noise"),
+        ("generate", {"process": {"kind": "scdd", "noise": "/etc/passwd"}}, "noise"),
         ("generate", {"convention": "theirs"}, "convention"),
         ("generate", {"sampler": {"kind": "gidd-correct", "corrections": 10**12}}, "sampler.corrections"),
         ("generate", {"sampler": {"kind": "informed", "corrections": 10**30}}, "sampler.corrections"),

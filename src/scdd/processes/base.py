@@ -44,6 +44,10 @@ class Process(ABC):
     def rates(self, z_t: Tensor, t: Time) -> Kernel:
         """R_t(z_t, v) as a row over v: lim (kernel − 1[v = z_t]) / (t − s) as s → t."""
 
+    def noise_part(self, mass: Tensor, z_t: Tensor) -> Tensor:
+        """How much of noise of that mass is z_t, mass·π(z_t), for kernels and rates; 0 at a mask but for uniform noise."""
+        return mass / self.vocab.K if self.noise is None else mass * self.noise.at(z_t)
+
     def noise_numbers(
         self, shape: tuple[int, ...], generator: Randomness, device: torch.device | None = None
     ) -> Tensor:
@@ -109,8 +113,7 @@ class Process(ABC):
     def likelihood(self, z_t: Tensor, p_z: Tensor, t: Time) -> Tensor:
         """q_t(z_t | x_θ), `eq:marginal` with x_θ put for x: it asks only for p_z = x_θ(z_t)."""
         at = self._aligned(t, z_t)
-        floor = at.one_minus_rho / self.vocab.K if self.noise is None else at.one_minus_rho * self.noise.at(z_t)
-        visible = at.gamma * (at.rho * p_z.to(torch.float64) + floor)
+        visible = at.gamma * (at.rho * p_z.to(torch.float64) + self.noise_part(at.one_minus_rho, z_t))
         return torch.where(z_t == self.vocab.mask_id, at.one_minus_gamma, visible)
 
     def transition(self, z_t: Tensor, p_z: Tensor, s: Time, t: Time) -> Transition:
@@ -146,7 +149,7 @@ class Process(ABC):
         return (
             move.keep * here
             + move.model * x_theta
-            + move.uniform * self._noise(z_t.device)
+            + self.noise_part(move.uniform * ordinary, torch.arange(self.vocab.size, device=z_t.device))
             + move.mask * (1 - ordinary)
         )
 
@@ -204,10 +207,6 @@ class Process(ABC):
 
     def _aligned(self, t: Time, z: Tensor) -> Levels:
         return self.levels(t).like(z)
-
-    def _shared(self, mass: Tensor, z_t: Tensor) -> Tensor:
-        """The part of noise of that mass which is z_t: mass·π(z_t)."""
-        return mass / self.vocab.K if self.noise is None else mass * self.noise.at(z_t)
 
     def _noise(self, device: torch.device) -> Tensor:
         """π over all V ids, 0 at the mask."""

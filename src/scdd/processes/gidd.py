@@ -25,7 +25,7 @@ class GIDD(Process):
         (seen, hidden), (kept, noised) = (survival_ratio(at_s, at_t, "gamma"), survival_ratio(at_s, at_t, "rho"))
         # (1 − γ_t) − γ_{t/s}·ρ_{t/s}·(1 − γ_s), rearranged into terms that are all positive
         to_mask = hidden + seen * noised * at_s.one_minus_gamma
-        mixed = torch.where(z_t == self.vocab.mask_id, to_mask, self._shared(at_t.gamma * noised, z_t))
+        mixed = torch.where(z_t == self.vocab.mask_id, to_mask, self.noise_part(at_t.gamma * noised, z_t))
         return Kernel(keep=(seen * kept).expand_as(mixed), other=mixed, from_mask=mixed)
 
     def rates(self, z_t: Tensor, t: Time) -> Kernel:
@@ -33,5 +33,5 @@ class GIDD(Process):
         at = self._aligned(self.inside(t), z_t)
         hide, noise = hazard_rate(at, "gamma"), hazard_rate(at, "rho")
         to_mask = at.one_minus_gamma * noise + hide
-        mixed = torch.where(z_t == self.vocab.mask_id, to_mask, self._shared(at.gamma * noise, z_t))
+        mixed = torch.where(z_t == self.vocab.mask_id, to_mask, self.noise_part(at.gamma * noise, z_t))
         return Kernel(keep=(-hide - noise).expand_as(mixed), other=mixed, from_mask=mixed)

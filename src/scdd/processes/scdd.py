@@ -22,7 +22,7 @@ class SCDD(Process):
         is_mask = z_t == self.vocab.mask_id
         return Kernel(
             keep=torch.where(is_mask, 0.0, seen * kept),
-            other=torch.where(is_mask, hidden, self._shared(seen * noised, z_t)),
+            other=torch.where(is_mask, hidden, self.noise_part(seen * noised, z_t)),
             from_mask=is_mask.to(torch.float64),
         )
 
@@ -33,6 +33,6 @@ class SCDD(Process):
         is_mask = z_t == self.vocab.mask_id
         return Kernel(
             keep=torch.where(is_mask, 0.0, -hide - noise),
-            other=torch.where(is_mask, hide, self._shared(noise, z_t)),
+            other=torch.where(is_mask, hide, self.noise_part(noise, z_t)),
             from_mask=torch.zeros_like(is_mask, dtype=torch.float64),
         )

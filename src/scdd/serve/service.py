@@ -101,7 +101,7 @@ class Service:
             own, asked = lm.process.noise, getattr(process, "noise", "uniform")
             if asked != "uniform" and (own is None or own.name != asked):  # no file is read for a request
                 known = "uniform" if own is None else f"uniform or {own.name}"
-                raise UserError(f"process.noise: this server's model has {known}; leave it out, or choose from these.")
+                raise UserError(f"noise is {asked!r}, and this server's model has {known}: leave it out.", "noise")
             view.process = make_process(process, lm.tokenizer.vocab, own)
         return view
 

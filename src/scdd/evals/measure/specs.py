@@ -51,8 +51,8 @@ class Repair:
     With a threshold it is the one pass of `LM.correct(mode="pass", strength=…)` instead: at t = `strength`,
     x_θ(z) < threshold · max x_θ → the argmax.
 
-    `nucleus` cuts x_θ before the step, as sampling with top-p does, and as the paper, going by its touch rate of 1.000,
-    seems to do: all that lies outside the nucleus is then touched, errors and right tokens that surprise the model alike.
+    `nucleus` cuts x_θ before the step, as sampling with top-p does: all that lies outside the nucleus is then touched, errors
+    and right tokens that surprise the model alike.
     Else doubts come from the whole x_θ, as in `LM.correct`.
 
     `convention` "authors" is the paper's procedure as its code has it: those last steps of a walk in the authors' convention
