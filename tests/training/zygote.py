@@ -2,7 +2,8 @@
 
 Reads one JSON request a line and answers each with the exit codes of its processes:
 {"argv": […], "ranks": 2, "log": file, "after": seconds to SIGKILL, "operation": n-th file operation to die at,
- "quota": largest size of a file, "signal": [file whose appearance with content is waited for, number], "imports": [modules to import once for all]}.
+ "quota": largest size of a file, "signal": [file whose appearance with content is waited for, number], "imports": [modules to import once for all],
+ "environment": variables of the processes}.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ def child(request: dict[str, Any], rank: int, port: int) -> None:
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
         }
+    os.environ |= request.get("environment", {})
     if request.get("quota"):
         resource.setrlimit(resource.RLIMIT_FSIZE, (request["quota"], request["quota"]))
     if request.get("operation") and rank == 0:
