@@ -61,7 +61,8 @@ def test_a_run_from_a_store_is_killed_and_ends_with_the_same_bits(
     near, far, own = tmp_path / "near", "s3://bucket/shards", ShardCache(tmp_path / "cache", 1)
     for out in (near, far):
         list(prepare(Preparation([str(text)], out, train_tokenizer=280, shard_tokens=900, valid_fraction=0.2)))
-    assert Address(far).below() == {path.name: path.stat().st_size for path in near.iterdir()}
+    assert {path.name for path in Address(far).iterdir()} == {path.name for path in near.iterdir()}
+    assert all((Address(far) / path.name).read(1 << 20) == path.read_bytes() for path in near.iterdir())
     sizes = sorted(shard.size for shard in Shards(near).info.shards)
     own.bound = sizes[-1] + sizes[-2]
     assert len(sizes) > 3

@@ -13,7 +13,7 @@ import io
 import re
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, TypeVar
 
@@ -53,6 +53,8 @@ class Address:
     """A file or folder that fsspec reaches. `str()` is what people are shown."""
 
     url: str
+    about: dict[str, Any] | None = field(default=None, compare=False, repr=False)
+    """What a listing said of it: for files that are read and not written."""
 
     def __str__(self) -> str:
         return without_secrets(self.url)
@@ -113,7 +115,7 @@ class Address:
 
     def size(self) -> int:
         """Bytes of the file; FileNotFoundError where there is none."""
-        found = self.info()
+        found = self.about or self.info()
         if found is None:
             raise FileNotFoundError(errno.ENOENT, "there is no such file", str(self))
         if not isinstance(found.get("size"), int):
@@ -122,7 +124,7 @@ class Address:
 
     def version(self) -> str:
         """What changes with its content, as far as the store says."""
-        found = self.info() or {}
+        found = self.about or self.info() or {}
         return next((str(found[name]) for name in _VERSIONS if found.get(name)), "")
 
     def part(self, start: int, stop: int) -> bytes:
@@ -151,17 +153,17 @@ class Address:
             raise ValueError(f"it is larger than {limit >> 20} MiB")
         return self.part(0, size)
 
-    def open(self, mode: Literal["rb"] = "rb") -> io.BufferedReader:
-        """Its bytes as a stream, which can be moved in."""
-        return io.BufferedReader(_Ranges(self), CHUNK)
+    def open(self, mode: Literal["rb"] = "rb", buffering: int = CHUNK) -> io.BufferedReader:
+        """Its bytes as a stream, which can be moved in; `buffering` bytes are asked for at least."""
+        return io.BufferedReader(_Ranges(self), buffering)
 
-    def below(self) -> dict[str, int]:
-        """Names of all files below this folder, relative to it, with their sizes."""
+    def below(self) -> dict[str, dict[str, Any]]:
+        """Names of all files below this folder, relative to it, with what the store says of each."""
 
-        def look(files: Any, path: str) -> dict[str, int]:
+        def look(files: Any, path: str) -> dict[str, dict[str, Any]]:
             files.invalidate_cache()
             found = files.find(path, detail=True)
-            return {name[len(path) :].lstrip("/"): int(about.get("size") or 0) for name, about in found.items()}
+            return {name[len(path) :].lstrip("/"): dict(about) for name, about in found.items()}
 
         try:
             return self.tried("listed", look)
@@ -170,11 +172,13 @@ class Address:
 
     def rglob(self, pattern: str) -> list[Address]:
         """All files below whose last part is of the pattern."""
-        return [self / name for name in self.below() if fnmatch.fnmatch(PurePosixPath(name).name, pattern)]
+        found = sorted(self.below().items())
+        named = [(name, about) for name, about in found if fnmatch.fnmatch(PurePosixPath(name).name, pattern)]
+        return [Address((self / name).url, about) for name, about in named]
 
     def glob(self, pattern: str) -> list[Address]:
         """Files right below it of the pattern."""
-        return [self / name for name in self.below() if "/" not in name and fnmatch.fnmatch(name, pattern)]
+        return [self / name for name in sorted(self.below()) if "/" not in name and fnmatch.fnmatch(name, pattern)]
 
     def iterdir(self) -> Iterator[Address]:
         """Files below it."""
@@ -280,7 +284,7 @@ class _Ranges(io.RawIOBase):
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        found = self._address.part(self._at, min(self._at + len(buffer), self._size))
+        found = self._address.part(self._at, min(self._at + min(len(buffer), CHUNK), self._size))
         buffer[: len(found)] = found
         self._at += len(found)
         return len(found)

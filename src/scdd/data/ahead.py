@@ -6,10 +6,11 @@ would push out what is needed before it.
 
 from __future__ import annotations
 
+import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from scdd.data.window import WindowedBlocks
 
 BATCHES = 256  # that are looked ahead, at most
 FETCHES = 4  # at a time
+PATIENCE = 5.0  # seconds for those under way when it ends; what is left of one is begun anew
 
 
 class ReadAhead:
@@ -32,9 +34,13 @@ class ReadAhead:
         self._last = np.full(len(self._sizes), -1, dtype=np.int64)  # the last batch looked at that needs each shard
         self._now, self._stopped = 0, False
         self._moved = threading.Condition()
-        self._pool = ThreadPoolExecutor(FETCHES, "scdd-fetch")
-        self._thread = threading.Thread(target=self._look, name="scdd-ahead", daemon=True)
-        self._thread.start()
+        self._asked: queue.Queue[int | None] = queue.Queue()
+        self._fetching = [
+            threading.Thread(target=self._work, name=f"scdd-fetch-{i}", daemon=True) for i in range(FETCHES)
+        ]
+        self._looking = threading.Thread(target=self._look, name="scdd-ahead", daemon=True)
+        for thread in (self._looking, *self._fetching):
+            thread.start()
 
     def reached(self, batch: int) -> None:
         """Batch number `batch` of the iteration is being read."""
@@ -43,25 +49,28 @@ class ReadAhead:
             self._moved.notify()
 
     def close(self) -> None:
-        """End the threads; what is being fetched is finished first."""
+        """End the threads."""
         with self._moved:
             self._stopped = True
             self._moved.notify()
-        self._thread.join()
-        self._pool.shutdown(cancel_futures=True)
+        self._looking.join()
+        for _ in self._fetching:
+            self._asked.put(None)
+        ends = time.monotonic() + PATIENCE
+        for thread in self._fetching:
+            thread.join(max(0.0, ends - time.monotonic()))
 
     def _look(self) -> None:
-        """Fetch what the batches need, one after the other."""
-        batch, under_way = 0, dict[int, Future[None]]()
+        """Ask for what the batches need, one after the other."""
+        batch = 0
         while self._may_look_at(batch):
             for shard in self._wanted(batch).tolist():
                 new = self._last[shard] < 0 or self._last[shard] < self._now
                 self._last[shard] = batch
                 if new and not self._room(batch):
                     return
-                running = under_way.get(shard)
-                if new and (running is None or running.done()) and not self._stopped:
-                    under_way[shard] = self._pool.submit(self._fetch, shard)
+                if new:
+                    self._asked.put(shard)
             batch += 1
 
     def _may_look_at(self, batch: int) -> bool:
@@ -81,12 +90,11 @@ class ReadAhead:
             self._moved.wait_for(fits)
             return not self._stopped
 
-    def _fetch(self, shard: int) -> None:
-        # What fails here fails again where the shard is read, and is told there.
-        try:
-            self._stream.fetch(shard, keep=np.flatnonzero(self._last >= self._now).tolist())
-        except Exception:
-            return
+    def _work(self) -> None:
+        while (shard := self._asked.get()) is not None and not self._stopped:
+            # What fails here fails again where the shard is read, and is told there.
+            with suppress(Exception):
+                self._stream.fetch(shard, keep=np.flatnonzero(self._last >= self._now).tolist())
 
 
 def shards_of(blocks: Blocks, stream: Shards, indices: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -113,9 +113,11 @@ class ShardCache:
     def _present_or_fetched(self, wanted: Wanted) -> tuple[int, bool]:
         """(The pinned file, whether it was fetched and checked just now)."""
         while True:
+            if (handle := self._hold(wanted)) is not None:
+                return handle, False
             with self._alone():
-                if (handle := self._hold(wanted)) is not None:
-                    return handle, False
+                if self._path(wanted).exists():
+                    continue  # it has just come
                 part = self._reserved(wanted)
             if part is not None:
                 break
@@ -129,7 +131,7 @@ class ShardCache:
             raise
         with self._alone():
             os.rename(self._part(wanted), self._path(wanted))
-            fcntl.flock(part, fcntl.LOCK_SH)  # pinned; no step between the two locks that another one could see
+            fcntl.flock(part, fcntl.LOCK_SH)  # pinned; nobody removes it between the two locks
             self._checked.add((wanted.key, os.fstat(part).st_ino))
         return part, True
 
@@ -140,6 +142,9 @@ class ShardCache:
         except FileNotFoundError:
             return None
         fcntl.flock(handle, fcntl.LOCK_SH)
+        if not os.fstat(handle).st_nlink:  # removed before it was pinned
+            os.close(handle)
+            return None
         with contextlib.suppress(OSError):
             os.utime(handle)
         return handle

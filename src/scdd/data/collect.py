@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from scdd.core.errors import UserError
-from scdd.data.address import Place, version_of
+from scdd.data.address import Place
 from scdd.data.corpus import Source
 from scdd.data.encode import Encoded, Piece, peak_memory
 from scdd.data.files import clear_leftovers, read_json, write_json
@@ -56,7 +56,7 @@ class Journal:
     def open(cls, out: Place, about: dict[str, Any], sources: list[Source]) -> Journal:
         """The journal that an earlier run left in `out`, or a new one."""
         # A source edited between two runs would splice two corpora, so times count here (not in the manifest).
-        about = {**about, "times": [version_of(s.place) if s.size else 0 for s in sources]}
+        about = {**about, "times": [s.version for s in sources]}
         path, tokenizer = out / PROGRESS, out / "tokenizer.json"
         clear_leftovers(out)
         if path.exists():

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Literal, NamedTuple
 
 from scdd.core.errors import UserError, missing_extra, reason
 from scdd.data import tables
-from scdd.data.address import Address, Place, is_address, place, size_of, without_secrets
+from scdd.data.address import Address, Place, is_address, place, size_of, version_of, without_secrets
 from scdd.data.files import COMPRESSIONS, DAMAGE, open_input, refuse_binary
 from scdd.data.options import SEPARATORS, Separator
 
@@ -40,6 +40,7 @@ class Source:
     field: str  # which holds the text, in JSON lines, tables and datasets
     split: Split
     size: int = 0  # bytes on disk; 0 when unknown
+    version: int | str = 0  # what changes with its content
 
     @property
     def shown(self) -> str:
@@ -106,7 +107,7 @@ def _files(path: Place) -> Sequence[Place]:
     if not path.is_dir():
         raise UserError(f"{path} does not exist: give a file, a folder, or hf:NAME for a Hugging Face dataset.")
     if isinstance(path, Address):
-        every: list[Place] = sorted(path.rglob("*"), key=str)
+        every: list[Place] = [*path.rglob("*")]
     else:
         every = [file for file in sorted(path.rglob("*")) if file.is_file()]
     texts = TEXT_SUFFIXES + JSON_SUFFIXES
@@ -127,17 +128,18 @@ def _suffix(path: Place) -> str:
 
 
 def _source(path: Place, field: str, separator: Separator, split: Split) -> Source:
-    suffix, size, name = _suffix(path), size_of(path), path.url if isinstance(path, Address) else str(path)
+    suffix, name = _suffix(path), path.url if isinstance(path, Address) else str(path)
+    size, version = size_of(path), version_of(path)
     if suffix in JSON_SUFFIXES:
-        return Source(name, "json", "line", field, split, size)
+        return Source(name, "json", "line", field, split, size, version)
     if suffix in tables.SUFFIXES:
         if suffix == tables.PARQUET != path.suffix:
             raise UserError(f"{path} is compressed, and Parquet is inside already: unpack it.")
-        return Source(name, "table", "auto", field, split, size)
+        return Source(name, "table", "auto", field, split, size, version)
     refuse_binary(path)
     if separator == "auto":
         separator = "wikitext" if suffix == ".tokens" else "blank-line"
-    return Source(name, "text", separator, field, split, size)
+    return Source(name, "text", separator, field, split, size, version)
 
 
 def batches(sources: Sequence[Source], start: tuple[int, int] = (0, 0)) -> Iterator[RecordBatch]:

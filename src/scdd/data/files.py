@@ -75,10 +75,11 @@ class _Zstd(io.RawIOBase):
 COMPRESSIONS: dict[str, Callable[[BinaryIO], Any]] = {".xz": lzma.open, ".gz": gzip.open, ".zst": _Zstd}
 
 
-def open_input(path: Place) -> tuple[BinaryIO, BinaryIO]:
+def open_input(path: Place, buffering: int | None = None) -> tuple[BinaryIO, BinaryIO]:
     """(the text's bytes, the raw file whose `tell()` shows how much of it has been read)."""
     try:
-        raw = cast(BinaryIO, path.open("rb"))  # the caller closes it
+        # The caller closes it.
+        raw: BinaryIO = path.open("rb") if buffering is None else path.open("rb", buffering=buffering)
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}): check the path and its permissions.") from error
     if path.suffix not in COMPRESSIONS:
@@ -89,7 +90,7 @@ def open_input(path: Place) -> tuple[BinaryIO, BinaryIO]:
 
 def refuse_binary(path: Place) -> None:
     """Refuse what is no text by its first bytes, with a cure."""
-    text, raw = open_input(path)
+    text, raw = open_input(path, buffering=1 << 16)
     try:
         with raw, text:
             head = text.read(4096)

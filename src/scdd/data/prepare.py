@@ -77,9 +77,10 @@ def prepare(job: Preparation) -> Iterator[PrepareProgress]:
             yield from _work(job, sources, fraction, given, about, journal)
         except UserError:
             if not any(info.shards for info in journal.splits.values()):
-                _clear(out)  # no more than a tokenizer, and of a text that must change
-                if not any(out.iterdir()):
-                    out.rmdir()
+                with contextlib.suppress(UserError):  # a store that is out of reach: the first sentence says so
+                    _clear(out)  # no more than a tokenizer, and of a text that must change
+                    if not any(out.iterdir()):
+                        out.rmdir()
             raise
 
 

@@ -240,7 +240,7 @@ def _require_listed(folder: Address, shards: Sequence[ShardInfo]) -> None:
         return
     sizes = folder.below()
     for shard in shards:
-        size = sizes.get(shard.file)
+        size = sizes[shard.file].get("size") if shard.file in sizes else None
         if size != shard.size:
             harm = "is missing" if size is None else f"has {size} bytes, not the {shard.size} of its manifest"
             raise UserError(f"shard {folder / shard.file} {harm}: {CURE}.")
