@@ -26,7 +26,7 @@ from scdd.data.files import locked, make_folder
 from scdd.data.manifest import TOKENIZER, read_tokenizer, write_tokenizer
 from scdd.data.options import Separator
 from scdd.data.pool import ordered_map
-from scdd.data.shards import INDEX, Shards, read_manifest, write_manifest
+from scdd.data.shards import INDEX, SplitInfo, read_manifest, verify_shards, write_manifest
 from scdd.data.tokenizer import LARGEST, SMALLEST, TextTokenizer
 
 MOST_TOKENS, MOST_WORKERS = 1 << 40, 1024  # beyond any use
@@ -210,10 +210,9 @@ def _finished(out: Place, about: dict[str, Any]) -> PrepareProgress:
     manifest = read_manifest(out)
     require_same(out, about, manifest["preparation"])
     (out / PROGRESS).unlink(missing_ok=True)  # killed between writing the manifest and removing the journal
-    splits = {name: Shards(out, name) for name in manifest["splits"]}
-    for split in splits.values():
-        split.verify()
-    journal = Journal(out / PROGRESS, about, (0, 0), {name: split.info for name, split in splits.items()})
+    splits = {name: SplitInfo.from_json(split) for name, split in manifest["splits"].items()}
+    verify_shards(out, [shard for info in splits.values() for shard in info.shards])
+    journal = Journal(out / PROGRESS, about, (0, 0), splits)
     return Collector(out, 0, journal, manifest["tokenizer"]["hash"]).progress("done", 0, 0)
 
 
