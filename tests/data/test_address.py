@@ -78,6 +78,9 @@ def test_a_store_is_read_and_written(store: s3_stand_in.Store) -> None:
     with (folder / "a.txt").open() as file:
         file.seek(-3, 2)
         assert file.read() == b"789"
+    plain = Address(f"{store.address}/bucket/folder/a.txt?signature=1")  # the same by https, as it were
+    assert (plain.part(3, 7), plain.size(), plain.suffix) == (b"3456", 10, ".txt")
+    assert not Address(f"{store.address}/bucket/folder/none").exists()
     before = (folder / "a.txt").version()
     (folder / "a.txt").write(b"other")
     assert (folder / "a.txt").version() not in ("", before)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -167,6 +168,13 @@ def test_processes_share_it_and_may_be_killed(tmp_path: Path) -> None:
     assert 0 < watched.most <= cache.bound
     for worker in workers:
         worker.communicate()
+
+
+def test_a_folder_that_was_emptied_is_filled_again(tmp_path: Path, shards: list[Wanted]) -> None:
+    cache = ShardCache(tmp_path / "cache", 2 * SIZE)
+    read(cache, shards[0])
+    shutil.rmtree(tmp_path / "cache")
+    assert read(cache, shards[0]) == content(0)
 
 
 def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path, shards: list[Wanted]) -> None:

@@ -79,7 +79,8 @@ def test_a_run_from_a_store_is_killed_and_ends_with_the_same_bits(
             assert launch(killed, 1, sets(far), operation=operation, **how) == [-signal.SIGKILL]
         seen = str(killed / "checkpoints" / "step-00000025")  # and then between two steps, wherever it is
         assert launch(killed, 1, sets(far), signal=[seen, signal.SIGKILL], **how) == [-signal.SIGKILL]
-        assert launch(killed, 1, sets(far), **how) == [0], said(tmp_path, killed)
+        less = [*sets(far), f"data.cache_bytes={own.bound - 1}"]  # which may change, as the rest of the data may not
+        assert launch(killed, 1, less, **how) == [0], said(tmp_path, killed)
     same(tmp_path / "calm", killed)
     assert "resuming from" in said(tmp_path, killed)
     assert 0 < watched.most <= own.bound

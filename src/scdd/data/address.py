@@ -25,7 +25,8 @@ _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _SECRETS = re.compile(r"(?<=://)[^/\s@]*@|\?[^\s'\"<>)]*")
 _WHOLE = frozenset(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "oci", "hf", "memory"))
 """Stores in which an object appears whole or not at all; elsewhere it is written under another name and moved."""
-_PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs"}  # those of the extra "remote"
+_PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "http": "aiohttp", "https": "aiohttp"}
+"""What the extra "remote" brings."""
 _FINAL = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError, NotImplementedError)
 _FINAL_NAMES = re.compile("Credential|Token|Validation")  # of exceptions of the stores' own packages
 _VERSIONS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "updated", "blob_id", "created")

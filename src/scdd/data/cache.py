@@ -53,7 +53,6 @@ class ShardCache:
 
     def __post_init__(self) -> None:
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
             with self._alone():
                 self._make_room()  # an earlier run may have had more
         except OSError as error:
@@ -170,12 +169,12 @@ class ShardCache:
         for _, _, path in sorted(files):
             if over <= 0:
                 break
-            with contextlib.suppress(FileNotFoundError):
-                handle = os.open(path, os.O_RDONLY)
+            with contextlib.suppress(OSError):  # gone meanwhile, or of somebody else's
+                handle, size = os.open(path, os.O_RDONLY), _size(path)
                 try:
                     if _taken(handle):
-                        over -= _size(path)
                         path.unlink()
+                        over -= size
                 finally:
                     os.close(handle)
         return over <= 0
@@ -227,6 +226,7 @@ class ShardCache:
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
         """No other thread or process looks, evicts or renames meanwhile; held for moments."""
+        self.folder.mkdir(parents=True, exist_ok=True)  # people empty caches
         handle = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | _HERE, 0o666)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)

@@ -56,7 +56,7 @@ class Journal:
     def open(cls, out: Place, about: dict[str, Any], sources: list[Source]) -> Journal:
         """The journal that an earlier run left in `out`, or a new one."""
         # A source edited between two runs would splice two corpora, so times count here (not in the manifest).
-        about = {**about, "times": [s.version for s in sources]}
+        about = {**about, "times": [s.version if s.size else 0 for s in sources]}
         path, tokenizer = out / PROGRESS, out / "tokenizer.json"
         clear_leftovers(out)
         if path.exists():

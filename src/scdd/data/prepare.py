@@ -158,7 +158,8 @@ def _apart(taught: list[Source], held: list[Source]) -> tuple[list[Source], list
 
 def _identity(source: Source) -> str:
     """One name for one file, however it was reached; a dataset's own."""
-    return source.path if source.kind == "dataset" else str(source.place.resolve())
+    found = source.place
+    return source.path if source.kind == "dataset" or isinstance(found, Address) else str(found.resolve())
 
 
 def _describe(job: Preparation, sources: list[Source], fraction: float, given: TextTokenizer | None) -> dict[str, Any]:
