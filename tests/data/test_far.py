@@ -21,7 +21,7 @@ from scdd.cli.main import main
 from scdd.core.errors import UserError
 from scdd.data import ahead
 from scdd.data.address import Address, place
-from scdd.data.cache import ShardCache
+from scdd.data.cache import ShardCache, Wanted
 from scdd.data.corpus import discover, documents
 from scdd.data.loader import Loader, Rank
 from scdd.data.pack import Packing, cut
@@ -243,9 +243,20 @@ def test_what_is_read_ahead_pushes_out_nothing_that_is_needed_before(near: Path,
         loader = Loader(blocks, 8, seed=5)
         for _ in islice(loader, len(blocks) // 8):
             pass
-    # One epoch needs each once; what the next one begins with may have come as well.
-    assert len(asked) <= len(sizes) + 2, asked
+    # One epoch needs each once; what the next one begins with may have come as well, and on a busy machine one or the other
+    # again. Without regard to the room there is, it would be twice as many.
+    assert len(asked) <= len(sizes) * 3 // 2, asked
     assert len(set(asked)) == len(sizes)
+
+
+def test_what_is_needed_before_is_kept(near: Path, memory: Any, tmp_path: Path) -> None:
+    sizes = [shard.size for shard in Shards(near).info.shards]
+    cache = ShardCache(tmp_path / "cache", sum(sorted(sizes)[-2:]))
+    stream = Shards(put(memory, near), cache=cache)
+    names = [Wanted(Address(FAR), shard).key for shard in stream.info.shards]
+    for shard, keep in ((0, []), (1, []), (2, [0])):
+        stream.fetch(shard, keep)
+    assert {path.stem for path in cache.folder.glob("*.bin")} == {names[0], names[2]}
 
 
 def test_a_reader_far_behind_stops_the_look_ahead(

@@ -92,6 +92,8 @@ class ReadAhead:
 
     def _work(self) -> None:
         while (shard := self._asked.get()) is not None and not self._stopped:
+            if self._last[shard] < self._now:
+                continue  # whoever reads was faster, and is done with it
             # What fails here fails again where the shard is read, and is told there.
             with suppress(Exception):
                 self._stream.fetch(shard, keep=np.flatnonzero(self._last >= self._now).tolist())
