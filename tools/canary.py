@@ -20,6 +20,7 @@ FOLDER = ROOT / "build" / "canary"
 TOOLS = ("pytest", "pytest-timeout", "hypothesis")
 TESTS: dict[str, tuple[str, ...]] = {
     "train": ("tests/data/test_corpus.py", "tests/data/test_tables.py", "tests/training/test_train_command.py"),
+    "remote": ("tests/data/test_address.py", "tests/data/test_far.py", "tests/training/test_far.py"),
     "wandb": ("tests/training", "-k", "wandb"),
     "lora": ("tests/training/test_lora.py",),
     "eval": ("tests/evals/test_zero_shot.py", "tests/evals/test_gen_ppl.py", "tests/evals/test_report.py"),

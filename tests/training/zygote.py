@@ -3,7 +3,7 @@
 Reads one JSON request a line and answers each with the exit codes of its processes:
 {"argv": […], "ranks": 2, "log": file, "after": seconds to SIGKILL, "operation": n-th file operation to die at,
  "quota": largest size of a file, "signal": [file whose appearance with content is waited for, number], "imports": [modules to import once for all],
- "hook": ["module:function", *arguments] to call first in every rank, "local": ranks of a node,
+ "hook": ["module:function", *arguments] to call first in every rank, "local": ranks of a node, "environment": variables of the processes,
  "call": a function of on_ranks.py to run in place of the command, which gets the request}; with "nodes": 2 the ranks are
 started by so many agents of torchrun, which start them anew when one dies.
 """
@@ -115,6 +115,7 @@ def child(request: dict[str, Any], rank: int, port: int) -> None:
 
 def work(request: dict[str, Any], rank: int) -> int:
     output_to(f"{request['log']}.{rank}")
+    os.environ |= request.get("environment", {})
     if request.get("quota"):
         resource.setrlimit(resource.RLIMIT_FSIZE, (request["quota"], request["quota"]))
     if request.get("operation") and rank == 0:

@@ -14,10 +14,12 @@ from scdd.assemble.noise import run_noise
 from scdd.assemble.reading import settled
 from scdd.bundle.convert import Reading
 from scdd.bundle.folder import CHAT_TEMPLATE, FOREIGN, NOISE, Identity
-from scdd.core.errors import at
+from scdd.core.errors import UserError, at
 from scdd.core.rng import derive_seed
 from scdd.core.types import Vocab
 from scdd.data import corpus as documents
+from scdd.data.address import Address, place
+from scdd.data.cache import ShardCache
 from scdd.data.loader import Loader, Rank, validation_batches
 from scdd.data.options import ShardsOptions, TextOptions
 from scdd.data.pack import Blocks, Packing, cut
@@ -79,11 +81,14 @@ class Corpus:
     length: int
     packing: Packing
     chat_template: str | None = None  # with which chats were rendered
+    window: int | None = None  # shards that are mixed at a time in training
     notices: tuple[str, ...] = ()  # what the user should know of the data
 
     def blocks(self, part: TokenStream | PairBlocks) -> Blocks:
         """Rows of `train` or `valid`."""
-        return part if isinstance(part, Blocks) else cut(part, self.length, self.packing)
+        if isinstance(part, Blocks):
+            return part
+        return cut(part, self.length, self.packing, self.window if part is self.train else None)
 
 
 def corpus(
@@ -103,21 +108,42 @@ def corpus(
 
         assert own is not None  # or `settled` had refused
         train, valid, notices = pairs(options, own, template, one_end=spec.process.kind == "ar")
-        return Corpus(own, train, valid, options.length, "pairs", template, notices)
+        return Corpus(own, train, valid, options.length, "pairs", template, notices=notices)
 
 
 def _shards(spec: ShardsOptions, known: TextTokenizer | None, verify: bool) -> Corpus:
-    with at("path"):
-        train = Shards(spec.path, "train")
+    cache = None
+    if isinstance(place(spec.path), Address):
+        cache = ShardCache(Path(spec.cache).expanduser(), spec.cache_bytes)
+    try:
+        train = Shards(spec.path, "train", cache)
+    except UserError as error:
+        raise error if error.option else error.spelt("path") from error
     if known is not None:
         train.require(known)
-    held = Shards(spec.path, "valid") if "valid" in read_manifest(Path(spec.path))["splits"] else None
+    held = Shards(spec.path, "valid", cache) if "valid" in read_manifest(spec.path)["splits"] else None
     for split in (train, held) if verify else ():
         if split is not None:
             split.verify()
     unheld = f"{spec.path} holds no validation split, so nothing is validated: prepare it with a larger share for it."
-    notices = () if held is not None else (unheld,)
-    return Corpus(train.tokenizer(), train, held, spec.length, _packing(spec), notices=notices)
+    notices = (() if held is not None else (unheld,)) + _tight(spec, train)
+    packing, own = _packing(spec), train.tokenizer()
+    return Corpus(own, train, held, spec.length, packing, notices=notices, window=spec.window)
+
+
+def _tight(spec: ShardsOptions, train: Shards) -> tuple[str, ...]:
+    """A notice where the order asks for more shards at a time than the cache holds."""
+    if train.cache is None:
+        return ()
+    sizes = sorted((shard.size for shard in train.info.shards), reverse=True)
+    needed = sum(sizes[: spec.window])
+    if needed <= spec.cache_bytes:
+        return ()
+    mixed = "the whole corpus" if spec.window is None else f"data.window, {spec.window} shards"
+    return (
+        f"{mixed} takes {needed:,} bytes and data.cache_bytes holds {spec.cache_bytes:,}, so shards are fetched again and again: "
+        "choose more of the one or less of the other (data.window mixes fewer shards at a time).",
+    )
 
 
 def _text(spec: TextOptions, known: TextTokenizer | None) -> Corpus:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
@@ -16,6 +15,7 @@ from scdd.cli.cluster import Ray, RayCommand
 from scdd.cluster.connect import LOCAL
 from scdd.cluster.pool import pool_at
 from scdd.core.errors import UserError
+from scdd.data.address import place
 from scdd.data.collect import PrepareProgress
 from scdd.data.options import SEPARATORS, Separator
 from scdd.data.prepare import Preparation
@@ -31,10 +31,15 @@ def prepare(
         list[str],
         typer.Argument(
             help="Text files, which are cut into documents at blank lines (see --documents), JSON lines, CSV, TSV (all of "
-            "them .xz, .gz or .zst, too) or Parquet, a document a row; folders; or hf:NAME[:CONFIG[:SPLIT]]."
+            "them .xz, .gz or .zst, too) or Parquet, a document a row; folders or addresses of them (s3://, gs://, hf://, https://); or hf:NAME[:CONFIG[:SPLIT]]."
         ),
     ],
-    out: Annotated[Path, typer.Option(help="Folder for the shards; the same command again resumes there.")],
+    out: Annotated[
+        str,
+        typer.Option(
+            help="Folder for the shards, or its address (s3://, gs://, …); the same command again resumes there."
+        ),
+    ],
     tokenizer: Annotated[
         str | None, typer.Option(help="A tokenizer.json or its folder, a name on the hub, or bundled.")
     ] = None,
@@ -161,7 +166,7 @@ def _notes(job: Preparation, manifest: dict[str, Any]) -> Iterator[str]:
 def _summary(job: Preparation, last: PrepareProgress, seconds: float, workers: int) -> None:
     manifest = read_manifest(job.out)
     vocab = manifest["tokenizer"]
-    print(f"{job.out}: vocabulary of {vocab['vocab_size']:,} ids, tokenizer {vocab['hash'][:12]}")
+    print(f"{place(job.out)}: vocabulary of {vocab['vocab_size']:,} ids, tokenizer {vocab['hash'][:12]}")
     if job.train_tokenizer and vocab["vocab_size"] < job.train_tokenizer:
         print(f"  (fewer than the {job.train_tokenizer:,} asked for: the text holds no more pairs to merge)")
     for name, info in manifest["splits"].items():

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from scdd.core.errors import UserError
+from scdd.data.address import Place
 from scdd.data.corpus import Source
 from scdd.data.encode import Encoded, Piece, peak_memory
 from scdd.data.files import clear_leftovers, read_json, write_json
@@ -35,7 +34,7 @@ class PrepareProgress:
     worker_peak: int = 0
 
 
-def require_same(out: Path, now: dict[str, Any], then: dict[str, Any]) -> None:
+def require_same(out: Place, now: dict[str, Any], then: dict[str, Any]) -> None:
     """Refuse to mix two preparations in one folder, naming what differs."""
     changed = [key for key in now if now[key] != then.get(key)]
     if changed:
@@ -48,16 +47,16 @@ def require_same(out: Path, now: dict[str, Any], then: dict[str, Any]) -> None:
 class Journal:
     """What is finished, on disk as progress.json: the shards so far and the place of the next document."""
 
-    path: Path
+    path: Place
     about: dict[str, Any]
     place: tuple[int, int]
     splits: dict[str, SplitInfo]
 
     @classmethod
-    def open(cls, out: Path, about: dict[str, Any], sources: list[Source]) -> Journal:
+    def open(cls, out: Place, about: dict[str, Any], sources: list[Source]) -> Journal:
         """The journal that an earlier run left in `out`, or a new one."""
         # A source edited between two runs would splice two corpora, so times count here (not in the manifest).
-        about = {**about, "times": [os.stat(s.path).st_mtime_ns if s.size else 0 for s in sources]}
+        about = {**about, "times": [s.version if s.size else 0 for s in sources]}
         path, tokenizer = out / PROGRESS, out / "tokenizer.json"
         clear_leftovers(out)
         if path.exists():
@@ -90,7 +89,7 @@ class Journal:
 class Collector:
     """Puts encoded batches together into shards, in order."""
 
-    def __init__(self, out: Path, shard_tokens: int, journal: Journal, tokenizer_hash: str) -> None:
+    def __init__(self, out: Place, shard_tokens: int, journal: Journal, tokenizer_hash: str) -> None:
         self.out, self.shard_tokens = out, shard_tokens
         self.journal, self.tokenizer_hash = journal, tokenizer_hash
         self.pending: dict[str, list[Piece]] = {name: [] for name in SPLITS}

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, Literal, NamedTuple
 
 from scdd.core.errors import UserError, missing_extra, reason
 from scdd.data import tables
+from scdd.data.address import Address, Place, is_address, place, size_of, version_of, without_secrets
 from scdd.data.files import COMPRESSIONS, DAMAGE, open_input, refuse_binary
 from scdd.data.options import SEPARATORS, Separator
 
@@ -39,6 +40,17 @@ class Source:
     field: str  # which holds the text, in JSON lines, tables and datasets
     split: Split
     size: int = 0  # bytes on disk; 0 when unknown
+    version: int | str = 0  # what changes with its content
+
+    @property
+    def shown(self) -> str:
+        """Its path for people, without what only the store may know."""
+        return without_secrets(self.path)
+
+    @property
+    def place(self) -> Place:
+        """Its file."""
+        return place(self.path)
 
 
 class Record(NamedTuple):
@@ -61,15 +73,16 @@ class RecordBatch:
 def discover(
     arguments: Sequence[str | Path], *, field: str = "text", separator: Separator = "auto", split: Split = "hash"
 ) -> list[Source]:
-    """Files, folders (searched in sorted order) and `hf:NAME[:CONFIG[:SPLIT]]` as a list of sources."""
+    """Files, folders (searched in sorted order), addresses of either, and `hf:NAME[:CONFIG[:SPLIT]]` as a list of sources."""
     if separator not in SEPARATORS:
         raise UserError(f"separator {separator} is not known: choose one of {', '.join(SEPARATORS)}.", "separator")
     if not field.isprintable():  # bytes that are no UTF-8 arrive as such, too
         raise UserError(f"field {field!r} is no name: give that of the field or column that holds the text.", "field")
     sources: list[Source] = []
     for argument in map(str, arguments):
-        path = Path(argument)
-        if argument.startswith("hf:") or _is_saved_dataset(path):
+        path = place(argument)
+        named = argument.startswith("hf:") and not is_address(argument)  # hf:// is a file of the Hub, as it is
+        if named or (isinstance(path, Path) and _is_saved_dataset(path)):
             sources.append(Source(argument.removeprefix("hf:"), "dataset", "auto", field, split))
         else:
             sources += [_source(file, field, separator, split) for file in _files(path)]
@@ -82,16 +95,21 @@ def read(
     """The first `limit` documents, or all, of what `discover` takes; at least one."""
     texts = list(islice(documents(discover(arguments, field=field, separator=separator)), limit))
     if not texts:
-        raise UserError(f"{', '.join(map(str, arguments))} holds no text: give a file with some.")
+        raise UserError(
+            f"{', '.join(without_secrets(str(each)) for each in arguments)} holds no text: give a file with some."
+        )
     return texts
 
 
-def _files(path: Path) -> list[Path]:
+def _files(path: Place) -> Sequence[Place]:
     if path.is_file():
         return [path]
     if not path.is_dir():
         raise UserError(f"{path} does not exist: give a file, a folder, or hf:NAME for a Hugging Face dataset.")
-    every = [file for file in sorted(path.rglob("*")) if file.is_file()]
+    if isinstance(path, Address):
+        every: list[Place] = [*path.rglob("*")]
+    else:
+        every = [file for file in sorted(path.rglob("*")) if file.is_file()]
     texts = TEXT_SUFFIXES + JSON_SUFFIXES
     for endings in (texts, tables.SUFFIXES):  # beside texts, tables are taken for figures about them
         if files := [file for file in every if _suffix(file) in endings]:
@@ -105,22 +123,23 @@ def _is_saved_dataset(path: Path) -> bool:
     return (path / "dataset_dict.json").is_file() or (path / "dataset_info.json").is_file()
 
 
-def _suffix(path: Path) -> str:
+def _suffix(path: Place) -> str:
     return Path(path.stem).suffix if path.suffix in COMPRESSIONS else path.suffix
 
 
-def _source(path: Path, field: str, separator: Separator, split: Split) -> Source:
-    suffix, size = _suffix(path), path.stat().st_size
+def _source(path: Place, field: str, separator: Separator, split: Split) -> Source:
+    suffix, name = _suffix(path), path.url if isinstance(path, Address) else str(path)
+    size, version = size_of(path), version_of(path)
     if suffix in JSON_SUFFIXES:
-        return Source(str(path), "json", "line", field, split, size)
+        return Source(name, "json", "line", field, split, size, version)
     if suffix in tables.SUFFIXES:
         if suffix == tables.PARQUET != path.suffix:
             raise UserError(f"{path} is compressed, and Parquet is inside already: unpack it.")
-        return Source(str(path), "table", "auto", field, split, size)
+        return Source(name, "table", "auto", field, split, size, version)
     refuse_binary(path)
     if separator == "auto":
         separator = "wikitext" if suffix == ".tokens" else "blank-line"
-    return Source(str(path), "text", separator, field, split, size)
+    return Source(name, "text", separator, field, split, size, version)
 
 
 def batches(sources: Sequence[Source], start: tuple[int, int] = (0, 0)) -> Iterator[RecordBatch]:
@@ -154,18 +173,18 @@ def _records(source: Source, skip: int) -> Iterator[tuple[Record, int]]:
     line = 0
     try:
         if source.kind == "table":
-            path = Path(source.path)
+            path = source.place
             for line, (row, position) in enumerate(tables.rows(path, _suffix(path), source.field, LONGEST, skip), skip):
                 yield Record(line, row.encode("utf-8", "surrogatepass")), position
             return
-        text, raw = open_input(Path(source.path))
+        text, raw = open_input(source.place)
         with raw, text:
             for record in islice(_CUTTERS[source.separator](source, text), skip, None):
                 line = record.line
                 yield record, raw.tell()
     except DAMAGE as error:
         raise UserError(
-            f"{source.path} is damaged or cut short after line {line} ({error}): fetch or compress the file again."
+            f"{source.shown} is damaged or cut short after line {line} ({error}): fetch or compress the file again."
         ) from error
 
 
@@ -181,7 +200,7 @@ def _lines(source: Source, text: BinaryIO) -> Iterator[Record]:
 def _check_length(source: Source, line: int, size: int) -> None:
     if size > LONGEST:
         raise UserError(
-            f"{source.path}, line {line}: a document is longer than {LONGEST >> 20} MiB; cut it up, or separate documents by line."
+            f"{source.shown}, line {line}: a document is longer than {LONGEST >> 20} MiB; cut it up, or separate documents by line."
         )
 
 
@@ -232,12 +251,12 @@ def parse(source: Source, record: Record) -> str:
         text = record.raw.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         line = record.line + record.raw[: error.start].count(b"\n")
-        raise UserError(f"{source.path}, line {line}: not valid UTF-8; convert the file to UTF-8.") from error
+        raise UserError(f"{source.shown}, line {line}: not valid UTF-8; convert the file to UTF-8.") from error
     return text if source.kind in ("dataset", "table") else text.strip("\r\n").replace("\r\n", "\n")
 
 
 def _from_json(source: Source, record: Record) -> str:
-    place = f"{source.path}, line {record.line}"
+    place = f"{source.shown}, line {record.line}"
     try:
         value = json.loads(record.raw)
     except ValueError as error:
@@ -271,7 +290,7 @@ def _rows(source: Source, skip: int) -> Iterator[str]:
     try:
         import datasets
     except ImportError as error:
-        raise UserError(missing_extra(f"hf:{source.path} needs the datasets package", "train")) from error
+        raise UserError(missing_extra(f"hf:{source.shown} needs the datasets package", "train")) from error
     name, config, split = [*source.path.split(":"), "", ""][:3]
     try:
         if _is_saved_dataset(Path(name)):
@@ -283,10 +302,10 @@ def _rows(source: Source, skip: int) -> Iterator[str]:
         rows = iter(data.skip(skip))
     except Exception as error:
         raise UserError(
-            f"hf:{source.path} cannot be opened ({reason(error)}): check name, config and split (hf:NAME:CONFIG:SPLIT)."
+            f"hf:{source.shown} cannot be opened ({reason(error)}): check name, config and split (hf:NAME:CONFIG:SPLIT)."
         ) from error
     for number, row in enumerate(rows, start=skip):
         text = row.get(source.field)
         if not isinstance(text, str):
-            raise UserError(f"hf:{source.path}, row {number}: {_no_field(source, ', '.join(row))}")
+            raise UserError(f"hf:{source.shown}, row {number}: {_no_field(source, ', '.join(row))}")
         yield text

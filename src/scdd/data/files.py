@@ -1,4 +1,4 @@
-"""Bytes on disk: compressed inputs read as a stream, outputs that appear whole or not at all."""
+"""Bytes on disk or at an address: compressed inputs read as a stream, outputs that appear whole or not at all."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, cast
 
 from scdd.core.errors import UserError, missing_extra
 from scdd.core.files import CONFIG_LIMIT
+from scdd.data.address import Address, Place
 
 # What the decompressors raise on a damaged file; a file cut short raises EOFError.
 DAMAGE = (lzma.LZMAError, gzip.BadGzipFile, zlib.error, EOFError)
@@ -74,10 +75,11 @@ class _Zstd(io.RawIOBase):
 COMPRESSIONS: dict[str, Callable[[BinaryIO], Any]] = {".xz": lzma.open, ".gz": gzip.open, ".zst": _Zstd}
 
 
-def open_input(path: Path) -> tuple[BinaryIO, BinaryIO]:
-    """(the text's bytes, the raw file whose `tell()` shows how much of the disk has been read)."""
+def open_input(path: Place, buffering: int | None = None) -> tuple[BinaryIO, BinaryIO]:
+    """(the text's bytes, the raw file whose `tell()` shows how much of it has been read)."""
     try:
-        raw = open(path, "rb")  # noqa: SIM115  the caller closes both
+        # The caller closes it.
+        raw: BinaryIO = path.open("rb") if buffering is None else path.open("rb", buffering=buffering)
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}): check the path and its permissions.") from error
     if path.suffix not in COMPRESSIONS:
@@ -86,9 +88,9 @@ def open_input(path: Path) -> tuple[BinaryIO, BinaryIO]:
     return cast(BinaryIO, io.BufferedReader(unpacked, _CHUNK)), raw
 
 
-def refuse_binary(path: Path) -> None:
+def refuse_binary(path: Place) -> None:
     """Refuse what is no text by its first bytes, with a cure."""
-    text, raw = open_input(path)
+    text, raw = open_input(path, buffering=1 << 16)
     try:
         with raw, text:
             head = text.read(4096)
@@ -104,8 +106,10 @@ def refuse_binary(path: Path) -> None:
         )
 
 
-def make_folder(path: Path) -> None:
-    """Make an output folder, with those above it."""
+def make_folder(path: Place) -> None:
+    """Make an output folder, with those above it; an address needs none."""
+    if isinstance(path, Address):
+        return
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -113,8 +117,14 @@ def make_folder(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """One process at a time writes into an output folder; the lock dies with the process and leaves no file."""
+def locked(folder: Place) -> Iterator[None]:
+    """One process at a time writes into an output folder; the lock dies with the process and leaves no file.
+
+    Stores have no locks: there, whoever else writes is found out by what it wrote.
+    """
+    if isinstance(folder, Address):
+        yield
+        return
     try:
         import fcntl
     except ModuleNotFoundError:  # Windows
@@ -135,12 +145,15 @@ def locked(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def write_atomically(path: Path, *pieces: bytes | memoryview) -> None:
+def write_atomically(path: Place, *pieces: bytes | memoryview) -> None:
     """Write under a temporary name, sync, rename: a reader sees the old file or the new one, whatever happens.
 
     Nobody can foresee the temporary name, and nothing may lie there: in a folder that others write to, a link would lead
     the text elsewhere. A process that is killed leaves that file behind; `clear_leftovers` removes it.
     """
+    if isinstance(path, Address):
+        path.write(*pieces)
+        return
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o666)
@@ -159,8 +172,10 @@ def write_atomically(path: Path, *pieces: bytes | memoryview) -> None:
     sync_entry(path.parent)
 
 
-def clear_leftovers(folder: Path) -> None:
+def clear_leftovers(folder: Place) -> None:
     """Remove what `write_atomically` had to leave in `folder` when its process was killed."""
+    if isinstance(folder, Address):
+        return
     for left in folder.glob(".*.tmp"):
         left.unlink(missing_ok=True)
 
@@ -189,14 +204,16 @@ def sync_entry(path: Path) -> None:
             os.close(handle)
 
 
-def write_json(path: Path, value: object) -> None:
+def write_json(path: Place, value: object) -> None:
     """Write `value` atomically, indented for people."""
     write_atomically(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Place) -> Any:
     """Read JSON of a bounded size, naming the file if it is missing or broken."""
     try:
+        if isinstance(path, Address):
+            return json.loads(path.read(CONFIG_LIMIT).decode("utf-8"))
         with open(path, "rb") as file:
             content = file.read(CONFIG_LIMIT + 1)
         if len(content) > CONFIG_LIMIT:

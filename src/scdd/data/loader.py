@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -102,18 +102,40 @@ class Loader:
         blocks = np.empty_like(index)
         for epoch in np.unique(epochs):
             here = epochs == epoch
-            blocks[here] = Permutation(len(self.blocks), self.seed, int(epoch))(places[here])
+            blocks[here] = self._order(int(epoch))(places[here])
         return blocks
 
-    def __iter__(self) -> Iterator[Batch]:
-        for batch in _prefetched(self._batches(self.cursor), self.device, self.prefetch):
-            # Before it is used: a state saved after the step names the next batch.
-            self.cursor += self.batch_size
-            yield batch
+    def _order(self, epoch: int) -> Callable[[NDArray[np.int64]], NDArray[np.int64]]:
+        ordered = getattr(self.blocks, "order", None)  # blocks that need few shards at a time have their own
+        if ordered is None:
+            return Permutation(len(self.blocks), self.seed, epoch)
+        made: Callable[[NDArray[np.int64]], NDArray[np.int64]] = ordered(Permutation, self.seed, epoch)
+        return made
 
-    def _batches(self, cursor: int) -> Iterator[Batch]:
-        mine = slice(self.first_row, self.first_row + self.rows)
-        for start in count(cursor, self.batch_size):
+    def __iter__(self) -> Iterator[Batch]:
+        first, mine = self.cursor, slice(self.first_row, self.first_row + self.rows)
+        with self._reading_ahead(first, mine) as reached:
+            for batch in _prefetched(self._batches(first, mine, reached), self.device, self.prefetch):
+                # Before it is used: a state saved after the step names the next batch.
+                self.cursor += self.batch_size
+                yield batch
+
+    def _reading_ahead(self, cursor: int, mine: slice) -> contextlib.AbstractContextManager[Callable[[int], None]]:
+        """Shards from far away are fetched while earlier batches are read."""
+        stream = getattr(self.blocks, "stream", None)
+        if getattr(stream, "cache", None) is None:
+            return contextlib.nullcontext(lambda batch: None)
+        from scdd.data.ahead import reading_ahead
+
+        def samples(batch: int) -> NDArray[np.int64]:
+            start = cursor + batch * self.batch_size
+            return self.samples(start, start + self.batch_size)[mine]
+
+        return reading_ahead(self.blocks, samples)
+
+    def _batches(self, cursor: int, mine: slice, reached: Callable[[int], None]) -> Iterator[Batch]:
+        for number, start in enumerate(count(cursor, self.batch_size)):
+            reached(number)
             yield _batch(self.blocks, self.samples(start, start + self.batch_size), mine)
 
     def state_dict(self) -> dict[str, int | str]:
@@ -124,11 +146,12 @@ class Loader:
             "length": self.blocks.length,
             "packing": self.blocks.packing,
             "blocks": len(self.blocks),
+            "window": getattr(self.blocks, "window", 0),  # shards that are mixed; 0: all of them
         }
 
     def load_state_dict(self, state: dict[str, int | str]) -> None:
         """Go on where `state` was taken; refuses a state of other data or another order."""
-        mine = self.state_dict()
+        mine, state = self.state_dict(), {"window": 0, **state}
         changed = [key for key in mine if key != "cursor" and state.get(key) != mine[key]]
         if changed:
             changes = ", ".join(f"{key} {state.get(key)} → {mine[key]}" for key in changed)

@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from scdd.core.errors import UserError
-from scdd.data.files import read_json, write_json
+from scdd.core.files import TOKENIZER_LIMIT
+from scdd.data.address import Address, Place, place
+from scdd.data.files import read_json, write_atomically, write_json
 from scdd.data.tokenizer import MOST_IDS, TextTokenizer
 
 SCHEMA = 1
 INDEX = "index.json"
+TOKENIZER = "tokenizer.json"
 CURE = "restore it, or prepare the data again"
 
 
@@ -60,14 +63,14 @@ def _is_count(value: Any) -> bool:
 
 
 def write_manifest(
-    folder: Path, tokenizer: TextTokenizer, preparation: dict[str, Any], splits: dict[str, SplitInfo]
+    folder: Place, tokenizer: TextTokenizer, preparation: dict[str, Any], splits: dict[str, SplitInfo]
 ) -> None:
     """Write index.json, last of all: a folder that has one is complete."""
     value = {
         "format": "scdd-shards",
         "schema": SCHEMA,
         "tokenizer": {
-            "file": "tokenizer.json",
+            "file": TOKENIZER,
             "hash": tokenizer.hash,
             "vocab_size": tokenizer.size,
             "mask_id": tokenizer.mask_id,
@@ -80,8 +83,25 @@ def write_manifest(
     write_json(folder / INDEX, value)
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
+def write_tokenizer(folder: Place, tokenizer: TextTokenizer) -> None:
+    """Write tokenizer.json beside the shards."""
+    write_atomically(folder / TOKENIZER, (tokenizer.to_str() + "\n").encode())
+
+
+def read_tokenizer(folder: Place) -> TextTokenizer:
+    """The tokenizer.json beside the shards."""
+    file = folder / TOKENIZER
+    if not isinstance(file, Address):
+        return TextTokenizer.from_file(file)
+    try:
+        return TextTokenizer.completed(file.read(TOKENIZER_LIMIT).decode("utf-8"), str(file))
+    except (FileNotFoundError, ValueError) as error:
+        raise UserError(f"{file} cannot be read ({error}): {CURE}.") from error
+
+
+def read_manifest(folder: str | Place) -> dict[str, Any]:
     """The contents of index.json; refuses a folder that has none or another schema."""
+    folder = place(folder)
     if not (folder / INDEX).is_file():
         begun = (folder / "progress.json").exists()
         cure = "its preparation was interrupted, run the same one again" if begun else "prepare it first"

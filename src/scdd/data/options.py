@@ -7,11 +7,24 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Discriminator
 
+from scdd.core.errors import OptionError
 from scdd.core.options import Count, Inside, Options, Text, VocabSize
+from scdd.data.address import has_secrets
 
 Separator = Literal["auto", "blank-line", "line", "file", "wikitext"]
 """What ends a document of a text file; auto is wikitext (its headings) in .tokens files and blank-line in others."""
 SEPARATORS: tuple[Separator, ...] = get_args(Separator)
+CACHE, CACHE_BYTES = "~/.cache/scdd/shards", 16 << 30
+
+
+def _require_no_secrets(path: str) -> None:
+    """Recipes travel with every checkpoint."""
+    if has_secrets(path):
+        raise OptionError(
+            "path holds a password or a query, which every checkpoint would carry: give credentials as the store's own "
+            "tools take them (environment, configuration file).",
+            "path",
+        )
 
 
 @dataclass(frozen=True)
@@ -20,11 +33,22 @@ class ShardsOptions(Options):
 
     kind: Literal["shards"] = field(default="shards", kw_only=True, repr=False)
     path: Text
-    """Folder of the shards."""
+    """Folder of the shards, or its address: s3://, gs://, hf:// or another that fsspec knows."""
     length: Count = 512
     """Tokens in a sequence."""
     documents: bool = False
     """Keep attention inside each document of a packed sequence."""
+    window: Count | None = None
+    """Shards that are mixed with each other at a time, drawn anew in every epoch, so that no more of them need to be at hand;
+    sequences then end with their shard. null mixes the whole corpus."""
+    cache: Text = CACHE
+    """Folder of this machine in which shards of an address are kept."""
+    cache_bytes: Count = CACHE_BYTES
+    """Bytes that it may hold; what was used longest ago goes first."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require_no_secrets(self.path)
 
 
 @dataclass(frozen=True)
@@ -33,7 +57,8 @@ class TextOptions(Options):
 
     kind: Literal["text"] = field(default="text", kw_only=True, repr=False)
     path: Text = "bundled"
-    """What `scdd prepare` reads too: a text or JSONL file, a folder of them, hf:NAME; bundled is the package's own."""
+    """What `scdd prepare` reads too: a file of text, JSON lines or a table, a folder of them, an address of either,
+    hf:NAME; bundled is the package's own."""
     tokenizer: Text | None = None
     """A tokenizer.json or a name on the hub; null takes that of training.start_from, or without one trains a byte-level BPE on
     the text itself."""
@@ -49,6 +74,10 @@ class TextOptions(Options):
     """What ends a document: the end of its file here, where `scdd prepare` and `scdd eval` take auto, which is WikiText's
     headings in .tokens files and a blank-line in others. JSON lines always hold one document each."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require_no_secrets(self.path)
+
 
 @dataclass(frozen=True)
 class PairsOptions(Options):
@@ -56,7 +85,7 @@ class PairsOptions(Options):
 
     kind: Literal["pairs"] = field(default="pairs", kw_only=True, repr=False)
     path: Text
-    """A file of JSON lines, maybe with .gz, .xz or .zst, or a folder of them: each line has prompt and response, or
+    """A file of JSON lines, maybe with .gz, .xz or .zst, a folder of them, or an address of either: each line has prompt and response, or
     messages, a list of role and content, of which the assistant's are responses."""
     tokenizer: Text | None = None
     """A tokenizer.json or a name on the hub; null takes that of training.start_from."""
@@ -71,6 +100,10 @@ class PairsOptions(Options):
     than it needs learns to leave the rest empty; 1 is a single [EOS]. null is 32, and 1 for the process ar."""
     valid_fraction: Inside = 0.05
     """Share of the pairs kept for validation."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require_no_secrets(self.path)
 
 
 DataOptions = Annotated[ShardsOptions | TextOptions | PairsOptions, Discriminator("kind")]

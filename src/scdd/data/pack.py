@@ -7,7 +7,6 @@ together, so that attention can stay inside a document. Long documents go on in 
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol, runtime_checkable
 
@@ -15,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scdd.core.errors import UserError
-from scdd.data.shards import TokenStream
+from scdd.data.shards import Shards, TokenStream
 
 Packing = Literal["wrap", "documents", "pairs"]
 Tokens = NDArray[np.int64]
@@ -26,7 +25,9 @@ Flags = NDArray[np.bool_]
 class Blocks(Protocol):
     """Random access to blocks 0 … len − 1."""
 
-    packing: ClassVar[Packing]
+    @property
+    def packing(self) -> Packing:
+        """How documents are laid out."""
 
     @property
     def length(self) -> int:
@@ -94,7 +95,7 @@ class DocumentBlocks:
         return (self.stream.end(document - 1) if document else 0) + document
 
     def _fill(self, row: Tokens, owner: Tokens, place: int) -> None:
-        document = bisect_right(range(self.stream.n_documents), place, key=self._start) - 1
+        document = self.stream.document_at(place)
         filled = number = 0
         while filled < self.length:
             start, stop = self._start(document), self.stream.end(document) + document + 1
@@ -111,13 +112,27 @@ class DocumentBlocks:
             document, number = document + 1, number + 1
 
 
-def cut(stream: TokenStream, length: int, packing: Packing = "wrap") -> Blocks:
-    """Blocks of `length` tokens; refuses a length or a stream too short for one block."""
+def blocks_of(stream: TokenStream, length: int, packing: Packing) -> Blocks:
+    """Blocks of `length` tokens, maybe none."""
+    return WrappedBlocks(stream, length) if packing == "wrap" else DocumentBlocks(stream, length)
+
+
+def cut(stream: TokenStream, length: int, packing: Packing = "wrap", window: int | None = None) -> Blocks:
+    """Blocks of `length` tokens; refuses a length or a stream too short for one block.
+
+    `window` mixes so many shards at a time, and cuts each for itself (`scdd.data.window`).
+    """
     if length < 4:
         raise UserError(f"length is {length}, too short for [BOS] … [EOS] blocks: choose 4 or more.", "length")
     if packing not in ("wrap", "documents"):
         raise UserError(f"packing '{packing}' is not known: choose wrap or documents.", "packing")
-    blocks: Blocks = WrappedBlocks(stream, length) if packing == "wrap" else DocumentBlocks(stream, length)
+    blocks: Blocks
+    if window is None or not isinstance(stream, Shards):
+        blocks = blocks_of(stream, length, packing)
+    else:
+        from scdd.data.window import WindowedBlocks
+
+        blocks = WindowedBlocks(stream, length, packing, window)
     if not len(blocks):
         raise UserError(
             f"the data has {stream.n_tokens} tokens, not enough for one block of {length}: give more text or a shorter length."

@@ -38,11 +38,11 @@ def read_pairs(path: str | Path, template: ChatTemplate | None) -> Iterator[Pair
     for source in sources:
         if source.kind != "json":
             raise UserError(
-                f"{source.path} holds no JSON lines: give files ending in .jsonl, maybe with .gz, .xz or .zst."
+                f"{source.shown} holds no JSON lines: give files ending in .jsonl, maybe with .gz, .xz or .zst."
             )
     for batch in corpus.batches(sources):
         for record in batch.records:
-            yield _pair(record.raw, f"{sources[batch.source].path}, line {record.line}", template)
+            yield _pair(record.raw, f"{sources[batch.source].shown}, line {record.line}", template)
 
 
 def _pair(raw: bytes, place: str, template: ChatTemplate | None) -> Pair:

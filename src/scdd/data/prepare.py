@@ -17,14 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from scdd.core.errors import UserError
+from scdd.data.address import Address, Place, place, without_secrets
 from scdd.data.collect import PROGRESS, SPLITS, Collector, Journal, PrepareProgress, require_same
 from scdd.data.corpus import RecordBatch, Source, batches, discover, documents
 from scdd.data.detokenize import detokenizer
 from scdd.data.encode import Encoded, Encoder, is_valid, position
 from scdd.data.files import locked, make_folder
+from scdd.data.manifest import TOKENIZER, read_tokenizer, write_tokenizer
 from scdd.data.options import Separator
 from scdd.data.pool import ordered_map
-from scdd.data.shards import INDEX, Shards, read_manifest, write_manifest
+from scdd.data.shards import INDEX, SplitInfo, read_manifest, verify_shards, write_manifest
 from scdd.data.tokenizer import LARGEST, SMALLEST, TextTokenizer
 
 MOST_TOKENS, MOST_WORKERS = 1 << 40, 1024  # beyond any use
@@ -39,7 +41,7 @@ class Preparation:
     """What to prepare. `workers` alone leaves no trace in the result."""
 
     sources: Sequence[str]
-    out: Path
+    out: str | Path | Address  # a folder, or an address that fsspec knows
     tokenizer: str | None = None
     train_tokenizer: int | None = None
     tokenizer_sample: int = 64 << 20  # bytes of text that a new tokenizer is trained on, at most
@@ -59,6 +61,7 @@ def prepare(job: Preparation, pool: Pool | None = None) -> Iterator[PrepareProgr
     `pool` works in place of `job.workers` processes of this machine's.
     """
     fraction, pool = _check(job), pool or partial(ordered_map, workers=job.workers)
+    out = place(job.out)
     look = partial(discover, field=job.field, separator=job.separator)
     taught, held = look(job.sources, split="hash" if fraction else "train"), look(job.valid, split="valid")
     taught, left_out = _apart(taught, held)
@@ -66,22 +69,23 @@ def prepare(job: Preparation, pool: Pool | None = None) -> Iterator[PrepareProgr
     given = None if job.tokenizer is None else TextTokenizer.load(job.tokenizer)
     about = _describe(job, sources, fraction, given)
     if left_out:
-        about["left_out"] = [_printable(Path(source.path).name) for source in left_out]
-    make_folder(job.out)
-    with locked(job.out):
+        about["left_out"] = [_printable(_source_name(source)) for source in left_out]
+    make_folder(out)
+    with locked(out):
         if job.overwrite:
-            _clear(job.out)
-        if (job.out / INDEX).exists():
-            yield _finished(job.out, about)
+            _clear(out)
+        if (out / INDEX).exists():
+            yield _finished(out, about)
             return
-        journal = Journal.open(job.out, about, sources)
+        journal = Journal.open(out, about, sources)
         try:
             yield from _work(job, pool, sources, fraction, given, about, journal)
         except UserError:
             if not any(info.shards for info in journal.splits.values()):
-                _clear(job.out)  # no more than a tokenizer, and of a text that must change
-                if not any(job.out.iterdir()):
-                    job.out.rmdir()
+                with contextlib.suppress(UserError):  # a store that is out of reach: the first sentence says so
+                    _clear(out)  # no more than a tokenizer, and of a text that must change
+                    if not any(out.iterdir()):
+                        out.rmdir()
             raise
 
 
@@ -95,13 +99,14 @@ def _work(
     journal: Journal,
 ) -> Iterator[PrepareProgress]:
     """From where the journal stands to the manifest."""
-    if given is None and not (job.out / "tokenizer.json").exists():
+    out = place(job.out)
+    if given is None and not (out / TOKENIZER).exists():
         yield PrepareProgress("tokenizer", total=sum(source.size for source in sources))
     fraction = _widened(sources, fraction)
     tokenizer = given or _trained(job, sources, fraction)
-    tokenizer.save(job.out)
+    write_tokenizer(out, tokenizer)
     encoder = Encoder(sources, tokenizer, job.detokenizer, fraction)
-    collector = Collector(job.out, job.shard_tokens, journal, tokenizer.hash)
+    collector = Collector(out, job.shard_tokens, journal, tokenizer.hash)
     total = sum(source.size for source in sources)
     with contextlib.closing(pool(encoder, batches(sources, journal.place))) as encoded:
         for batch in encoded:
@@ -109,9 +114,11 @@ def _work(
             yield collector.progress("tokens", batch.position, total)
     collector.flush((len(sources), 0))  # past the last document: a rerun finds nothing left to read
     if not any(info.shards for info in journal.splits.values()):
-        raise UserError(f"{', '.join(job.sources)}: no text found; check the files, and the field that holds it.")
-    write_manifest(job.out, tokenizer, about, journal.splits)
-    (job.out / PROGRESS).unlink()
+        raise UserError(
+            f"{without_secrets(', '.join(job.sources))}: no text found; check the files, and the field that holds it."
+        )
+    write_manifest(out, tokenizer, about, journal.splits)
+    (out / PROGRESS).unlink()
     yield collector.progress("done", total, total)
 
 
@@ -157,14 +164,15 @@ def _apart(taught: list[Source], held: list[Source]) -> tuple[list[Source], list
 
 def _identity(source: Source) -> str:
     """One name for one file, however it was reached; a dataset's own."""
-    return source.path if source.kind == "dataset" else str(Path(source.path).resolve())
+    found = source.place
+    return source.path if source.kind == "dataset" or isinstance(found, Address) else str(found.resolve())
 
 
 def _describe(job: Preparation, sources: list[Source], fraction: float, given: TextTokenizer | None) -> dict[str, Any]:
     """All that the shards' bytes depend on; kept in the manifest, compared on a rerun."""
     return {
         "sources": [
-            {"name": _printable(Path(s.path).name), "size": s.size, "split": s.split, "rule": s.separator}
+            {"name": _printable(_source_name(s)), "size": s.size, "split": s.split, "rule": s.separator}
             for s in sources
         ],
         "field": job.field,
@@ -175,6 +183,11 @@ def _describe(job: Preparation, sources: list[Source], fraction: float, given: T
         if given is None
         else {"hash": given.hash},
     }
+
+
+def _source_name(source: Source) -> str:
+    """What people call it: a file's last part."""
+    return Path(source.path).name if source.kind == "dataset" else source.place.name
 
 
 def _printable(name: str) -> str:
@@ -200,29 +213,28 @@ def _widened(sources: list[Source], fraction: float) -> float:
     return math.nextafter(min(numbers), 2.0) if few else fraction
 
 
-def _finished(out: Path, about: dict[str, Any]) -> PrepareProgress:
+def _finished(out: Place, about: dict[str, Any]) -> PrepareProgress:
     manifest = read_manifest(out)
     require_same(out, about, manifest["preparation"])
     (out / PROGRESS).unlink(missing_ok=True)  # killed between writing the manifest and removing the journal
-    splits = {name: Shards(out, name) for name in manifest["splits"]}
-    for split in splits.values():
-        split.verify()
-    journal = Journal(out / PROGRESS, about, (0, 0), {name: split.info for name, split in splits.items()})
+    splits = {name: SplitInfo.from_json(split) for name, split in manifest["splits"].items()}
+    verify_shards(out, [shard for info in splits.values() for shard in info.shards])
+    journal = Journal(out / PROGRESS, about, (0, 0), splits)
     return Collector(out, 0, journal, manifest["tokenizer"]["hash"]).progress("done", 0, 0)
 
 
-def _clear(out: Path) -> None:
+def _clear(out: Place) -> None:
     """Remove what an earlier preparation wrote, the manifest first, and nothing else."""
-    shards = [path for split in SPLITS for path in sorted(out.glob(f"{split}-*.bin"))]
-    for path in (out / INDEX, out / PROGRESS, *shards, out / "tokenizer.json"):
+    shards = [path for split in SPLITS for path in out.glob(f"{split}-*.bin")]
+    for path in (out / INDEX, out / PROGRESS, *shards, out / TOKENIZER):
         path.unlink(missing_ok=True)
 
 
 def _trained(job: Preparation, sources: list[Source], fraction: float) -> TextTokenizer:
     """The tokenizer that an earlier run trained, or a new one."""
-    path = job.out / "tokenizer.json"
-    if path.exists():
-        return TextTokenizer.from_file(path)
+    out = place(job.out)
+    if (out / TOKENIZER).exists():
+        return read_tokenizer(out)
     sample = _sample([s for s in sources if s.split != "valid"], job, fraction)
     return TextTokenizer.train(sample, job.train_tokenizer or 0)
 

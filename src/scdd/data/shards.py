@@ -1,118 +1,43 @@
-"""Token shards: memory-mapped, checksummed files, and the manifest `index.json` that lists them.
+"""A split of prepared data as one stream of tokens, whatever shards it lies in and wherever they are.
 
-A shard holds documents one after the other, each ended by [EOS], and where each one ends; nothing depends on the length that a model
-will be trained at, and blocks are cut when they are read (`pack`). Layout, little-endian:
-
-    magic 8 bytes | schema u32 | header size u32 | header (JSON, padded with spaces) | tokens u16 or u32, padded to 8 | ends u64
-
-Checksums (BLAKE2b over the whole file) live in the manifest, so a shard that was swapped for another one is found out too.
+A shard holds documents one after the other, each ended by [EOS], and where each one ends (`shard_file`); nothing depends on the
+length that a model will be trained at, and blocks are cut when they are read (`pack`). The manifest `index.json` lists the shards
+with their checksums (BLAKE2b over the whole file), so one that was swapped for another is found out too. Shards of this machine
+are memory-mapped; those of an address come through a cache (`cache`).
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import resource
-import struct
 from bisect import bisect_right
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scdd.core.errors import UserError
-from scdd.data.files import write_atomically
-from scdd.data.manifest import CURE, SCHEMA
+from scdd.data.address import Address, Place, place
+from scdd.data.cache import ShardCache
+from scdd.data.manifest import CURE, read_tokenizer
 from scdd.data.manifest import INDEX as INDEX
 from scdd.data.manifest import ShardInfo as ShardInfo
 from scdd.data.manifest import SplitInfo as SplitInfo
 from scdd.data.manifest import read_manifest as read_manifest
 from scdd.data.manifest import write_manifest as write_manifest
+from scdd.data.options import CACHE, CACHE_BYTES
+from scdd.data.shard_file import FarShard, MappedShard, Shard
+from scdd.data.shard_file import token_dtype as token_dtype
+from scdd.data.shard_file import write_shard as write_shard
 from scdd.data.tokenizer import TextTokenizer
 
-MAGIC = b"SCDDSHRD"
-_PREFIX = struct.Struct("<8sII")
-_ALIGN = 64
-_LONGEST_HEADER = 1 << 16  # bytes; those that are written have 64 or 128 or 192
-
-
-def token_dtype(vocab_size: int) -> np.dtype[Any]:
-    """The smallest unsigned type that holds every id."""
-    return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
-
-
-def write_shard(path: Path, tokens: NDArray[Any], lengths: NDArray[np.int64], tokenizer_hash: str) -> ShardInfo:
-    """Write one shard, whole or not at all; `lengths` are the documents', [EOS] included."""
-    if int(lengths.sum()) != len(tokens):
-        raise ValueError(f"documents of {int(lengths.sum())} tokens in all, {len(tokens)} tokens given")
-    about = {"dtype": tokens.dtype.str, "tokens": len(tokens), "documents": len(lengths), "tokenizer": tokenizer_hash}
-    text = json.dumps(about, sort_keys=True).encode()
-    text = text.ljust(-(-(_PREFIX.size + len(text)) // _ALIGN) * _ALIGN - _PREFIX.size)
-    body = np.ascontiguousarray(tokens).tobytes()
-    body = body.ljust(-(-len(body) // 8) * 8, b"\0")
-    pieces = [_PREFIX.pack(MAGIC, SCHEMA, len(text)), text, body, np.cumsum(lengths, dtype="<u8").tobytes()]
-    digest = hashlib.blake2b(digest_size=32)
-    for piece in pieces:
-        digest.update(piece)
-    write_atomically(path, *pieces)
-    return ShardInfo(path.name, len(lengths), len(tokens), sum(map(len, pieces)), digest.hexdigest())
-
-
-class _Shard:
-    """One open shard: `tokens` and the documents' `ends`, both memory-mapped."""
-
-    def __init__(self, path: Path, info: ShardInfo, tokenizer_hash: str) -> None:
-        def refusal(harm: str) -> UserError:
-            return UserError(f"shard {path} {harm}: {CURE}.")
-
-        try:
-            size = path.stat().st_size
-            with open(path, "rb") as file:
-                magic, schema, length = _PREFIX.unpack(file.read(_PREFIX.size))
-                if length > _LONGEST_HEADER or length % 8:
-                    raise ValueError("its header is longer than any that is written")
-                about = json.loads(file.read(length)) if magic == MAGIC and schema == SCHEMA else {}
-        except FileNotFoundError as error:
-            raise refusal("is missing") from error
-        except OSError as error:
-            raise refusal(f"cannot be read ({error.strerror})") from error
-        except (struct.error, ValueError, RecursionError) as error:
-            raise refusal("has a damaged header") from error
-        if magic != MAGIC or schema != SCHEMA:
-            raise refusal(f"is not an scdd shard of schema {SCHEMA}")
-        if not isinstance(about, dict):
-            raise refusal("has a damaged header")
-        if size != info.size:
-            raise refusal(f"has {size} bytes, not the {info.size} of {INDEX}")
-        if about.get("tokenizer") != tokenizer_hash:
-            raise refusal(f"was made with another tokenizer than {INDEX} names")
-        if (about.get("tokens"), about.get("documents")) != (info.tokens, info.documents):
-            raise refusal(f"counts otherwise than {INDEX}")
-        if about.get("dtype") not in ("<u2", "<u4"):
-            raise refusal("has a damaged header")
-        dtype = np.dtype(about["dtype"])
-        start = _PREFIX.size + length
-        ends = start + -(-info.tokens * dtype.itemsize // 8) * 8
-        if ends + info.documents * 8 != size:
-            raise refusal(f"has {size} bytes, which its {info.tokens} tokens do not fill")
-        whole = np.asarray(np.memmap(path, np.uint8, "r"))  # mapped once: every mapping keeps a file open
-        self.tokens = whole[start : start + info.tokens * dtype.itemsize].view(dtype)
-        self._ends = whole[ends : ends + info.documents * 8].view("<u8")
-        self._tokens, self._refusal = info.tokens, refusal
-
-    @cached_property
-    def ends(self) -> NDArray[np.uint64]:
-        """Where each document ends: always later than the one before it, the last one with the last token."""
-        ends = self._ends
-        if len(ends) and not (ends[0] > 0 and ends[-1] == self._tokens and bool((ends[1:] > ends[:-1]).all())):
-            raise self._refusal("has documents that do not end one after the other")
-        return ends
+_ENDS = 16  # shards from far away whose documents' ends are kept in memory
 
 
 def _allow_files(count: int) -> None:
@@ -140,6 +65,14 @@ class TokenStream(Protocol):
     def end(self, document: int) -> int:
         """Where in the stream the document ends, its [EOS] included."""
 
+    def document_at(self, place: int) -> int:
+        """Which document holds `place` of the longer stream in which each document also has its [BOS]."""
+
+
+def _last_start(place: int, ends: Sequence[int] | NDArray[np.unsignedinteger] | NDArray[np.int64]) -> int:
+    """The last document that starts at `place` or before: document i starts at end(i − 1) + i."""
+    return bisect_right(range(len(ends)), place, key=lambda i: (int(ends[i - 1]) if i else 0) + i) - 1
+
 
 class MemoryTokens:
     """A small stream held in memory."""
@@ -163,13 +96,19 @@ class MemoryTokens:
         """As `TokenStream.end`."""
         return int(self._ends[document])
 
+    def document_at(self, place: int) -> int:
+        """As `TokenStream.document_at`."""
+        return _last_start(place, self._ends)
+
 
 class Shards:
     """One split of a prepared folder, read as one stream of tokens, whatever files it lies in."""
 
-    def __init__(self, folder: str | Path, split: str = "train") -> None:
-        """Opens every shard and checks headers and sizes; `verify()` checks the bytes."""
-        self.folder, self.split = Path(folder), split
+    def __init__(self, folder: str | Path | Address, split: str = "train", cache: ShardCache | None = None) -> None:
+        """Opens every shard of a path and checks headers and sizes (`verify()` checks the bytes); those of an address are
+        fetched when they are read, into `cache`, and checked then."""
+        self.folder, self.split = place(folder), split
+        self.cache: ShardCache | None = None
         manifest = read_manifest(self.folder)
         if split not in manifest["splits"]:
             has = ", ".join(manifest["splits"]) or "nothing"
@@ -181,15 +120,25 @@ class Shards:
         self.vocab_size, self.mask_id = about["vocab_size"], about["mask_id"]
         self.bos_id, self.eos_id = about["bos_id"], about["eos_id"]
         self.info: SplitInfo = SplitInfo.from_json(manifest["splits"][split])
-        _allow_files(len(self.info.shards))
-        self._shards = [_Shard(self.folder / shard.file, shard, self.tokenizer_hash) for shard in self.info.shards]
+        self._shards: Sequence[Shard] = self._opened(cache)
+        self._kept_ends: OrderedDict[int, NDArray[np.uint64]] = OrderedDict()
         self._tokens_before = [0, *accumulate(shard.tokens for shard in self.info.shards)]
         self._documents_before = [0, *accumulate(shard.documents for shard in self.info.shards)]
+        self._places_before = [t + d for t, d in zip(self._tokens_before, self._documents_before, strict=True)]
         self.n_tokens, self.n_documents = self._tokens_before[-1], self._documents_before[-1]
+
+    def _opened(self, cache: ShardCache | None) -> Sequence[Shard]:
+        shards = self.info.shards
+        if not isinstance(self.folder, Address):
+            _allow_files(len(shards))
+            return [MappedShard(self.folder / shard.file, shard, self.tokenizer_hash) for shard in shards]
+        self.cache = ShardCache(Path(CACHE).expanduser(), CACHE_BYTES) if cache is None else cache
+        self.cache.require_room(shards)
+        return [FarShard(self.folder / shard.file, shard, self.tokenizer_hash, self.cache) for shard in shards]
 
     def tokenizer(self) -> TextTokenizer:
         """The tokenizer beside the shards, which must be the one they were made with."""
-        tokenizer = TextTokenizer.from_file(self.folder / "tokenizer.json")
+        tokenizer = read_tokenizer(self.folder)
         if tokenizer.hash != self.tokenizer_hash:
             raise UserError(f"{self.folder / 'tokenizer.json'} is not the tokenizer of these shards: {CURE}.")
         return tokenizer
@@ -203,7 +152,7 @@ class Shards:
             )
 
     def verify(self) -> None:
-        """Read every byte and compare checksums."""
+        """Read every byte and compare checksums; of an address, look whether each shard is there and of its size."""
         verify_shards(self.folder, self.info.shards)
 
     def read(self, start: int, stop: int) -> NDArray[np.int64]:
@@ -215,7 +164,7 @@ class Shards:
         while start < stop:
             base, limit = self._tokens_before[first], self._tokens_before[first + 1]
             end = min(stop, limit)
-            piece = self._shards[first].tokens[start - base : end - base].astype(np.int64)
+            piece = self._shards[first].read(start - base, end - base).astype(np.int64)
             if int(piece.max()) >= self.vocab_size:  # an embedding has no row for it
                 raise UserError(
                     f"shard {self.folder / self.info.shards[first].file} holds the id {int(piece.max())}, and its tokenizer "
@@ -228,7 +177,39 @@ class Shards:
     def end(self, document: int) -> int:
         """As `TokenStream.end`."""
         shard = bisect_right(self._documents_before, document) - 1
-        return self._tokens_before[shard] + int(self._shards[shard].ends[document - self._documents_before[shard]])
+        if document + 1 == self._documents_before[shard + 1]:  # known without a look into the shard
+            return self._tokens_before[shard + 1]
+        return self._tokens_before[shard] + int(self._ends(shard)[document - self._documents_before[shard]])
+
+    def document_at(self, place: int) -> int:
+        """As `TokenStream.document_at`; no other shard than the document's own is looked into."""
+        shard = self.holding(place)
+        return self._documents_before[shard] + _last_start(place - self._places_before[shard], self._ends(shard))
+
+    def holding(self, place: int, framed: bool = True) -> int:
+        """The shard with the place of the stream, or of that with a [BOS] for each document if `framed`."""
+        return bisect_right(self._places_before if framed else self._tokens_before, place) - 1
+
+    def start(self, shard: int) -> tuple[int, int]:
+        """(Tokens, documents) of the shards before this one."""
+        return self._tokens_before[shard], self._documents_before[shard]
+
+    def fetch(self, shard: int, keep: Sequence[int] = ()) -> None:
+        """Have a shard of an address here before it is read; those to `keep` are not what goes for it, if others can."""
+        for number in keep:
+            if isinstance(kept := self._shards[number], FarShard):
+                kept.touch()
+        if isinstance(far := self._shards[shard], FarShard):
+            far.fetch()
+
+    def _ends(self, shard: int) -> NDArray[np.uint64]:
+        if self.cache is None:
+            return self._shards[shard].ends
+        kept = self._kept_ends.pop(shard, None)
+        self._kept_ends[shard] = ends = self._shards[shard].ends if kept is None else kept
+        if len(self._kept_ends) > _ENDS:
+            self._kept_ends.popitem(last=False)
+        return ends
 
     def documents(self) -> Iterator[NDArray[np.int64]]:
         """Every document's tokens, [EOS] left out."""
@@ -239,14 +220,31 @@ class Shards:
             start = end
 
 
-def verify_shards(folder: Path, shards: Sequence[ShardInfo], threads: int = 4) -> None:
-    """Read every byte of the shards and compare checksums (hashing runs outside the interpreter's lock)."""
+def verify_shards(folder: Place, shards: Sequence[ShardInfo], threads: int = 4) -> None:
+    """Read every byte of the shards and compare checksums (hashing runs outside the interpreter's lock).
+
+    Of an address, whose shards are compared when they arrive, look whether each is there and of its size.
+    """
+    if isinstance(folder, Address):
+        _require_listed(folder, shards)
+        return
     with ThreadPoolExecutor(threads) as pool:
         digests = pool.map(_digest, [folder / shard.file for shard in shards])
         for shard, digest in zip(shards, digests, strict=True):
             if digest != shard.blake2b:
                 harm = "is missing" if digest is None else "is damaged (its checksum differs)"
                 raise UserError(f"shard {folder / shard.file} {harm}: {CURE}.")
+
+
+def _require_listed(folder: Address, shards: Sequence[ShardInfo]) -> None:
+    if folder.protocol.startswith("http"):  # which need not have a listing
+        return
+    sizes = folder.below()
+    for shard in shards:
+        size = sizes[shard.file].get("size") if shard.file in sizes else None
+        if size != shard.size:
+            harm = "is missing" if size is None else f"has {size} bytes, not the {shard.size} of its manifest"
+            raise UserError(f"shard {folder / shard.file} {harm}: {CURE}.")
 
 
 def _digest(path: Path) -> str | None:

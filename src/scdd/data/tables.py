@@ -5,10 +5,10 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from scdd.core.errors import UserError, missing_extra, reason
+from scdd.data.address import Address, Place, size_of
 from scdd.data.files import open_input
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -17,7 +17,7 @@ SUFFIXES = (*DELIMITERS, PARQUET)
 ROWS = 256  # of a Parquet file at a time
 
 
-def rows(path: Path, suffix: str, field: str, longest: int, skip: int = 0) -> Iterator[tuple[str, int]]:
+def rows(path: Place, suffix: str, field: str, longest: int, skip: int = 0) -> Iterator[tuple[str, int]]:
     """(The text of each row from number `skip` on, bytes of the file read so far); no text is longer than `longest`."""
     found = _parquet(path, field, skip) if suffix == PARQUET else _separated(path, suffix, field, longest, skip)
     for number, (text, position) in enumerate(found, start=skip + 1):
@@ -26,13 +26,13 @@ def rows(path: Path, suffix: str, field: str, longest: int, skip: int = 0) -> It
         yield text, position
 
 
-def no_column(path: Path, field: str, has: list[str]) -> UserError:
+def no_column(path: Place, field: str, has: list[str]) -> UserError:
     """The mistake that people make with tables."""
     columns = ", ".join(name[:40] for name in has[:20]) or "none"
     return UserError(f"{path} has no column '{field}' (it has: {columns}): name the one that holds the text.", "field")
 
 
-def _separated(path: Path, suffix: str, field: str, longest: int, skip: int) -> Iterator[tuple[str, int]]:
+def _separated(path: Place, suffix: str, field: str, longest: int, skip: int) -> Iterator[tuple[str, int]]:
     data, raw = open_input(path)
     before = csv.field_size_limit(longest)
     with raw, data:
@@ -65,18 +65,19 @@ def _separated(path: Path, suffix: str, field: str, longest: int, skip: int) -> 
             text.detach()  # or it would be closed twice
 
 
-def _parquet(path: Path, field: str, skip: int) -> Iterator[tuple[str, int]]:
+def _parquet(path: Place, field: str, skip: int) -> Iterator[tuple[str, int]]:
     try:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
         raise UserError(missing_extra(f"{path} needs the pyarrow package", "train")) from error
     try:
-        file: Any = pyarrow.parquet.ParquetFile(path, memory_map=True)
+        far = isinstance(path, Address)
+        file: Any = pyarrow.parquet.ParquetFile(path.open() if isinstance(path, Address) else path, memory_map=not far)
         columns = list(file.schema_arrow.names)
         if field not in columns:
             raise no_column(path, field, columns)
-        size, total, number = path.stat().st_size, max(1, file.metadata.num_rows), 0
+        size, total, number = size_of(path), max(1, file.metadata.num_rows), 0
         for batch in file.iter_batches(batch_size=ROWS, columns=[field]):
             for text in batch.column(0).to_pylist():
                 if number >= skip:

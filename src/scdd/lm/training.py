@@ -70,7 +70,7 @@ def _require_same_recipe(spec: Recipe, out: Path) -> Recipe | None:
         return None
     earlier = load(out / "recipe.yaml")
     before, now = _leaves(to_dict(earlier)), _leaves(to_dict(spec))
-    changeable = {f"training.{name}" for name in CHANGEABLE}
+    changeable = {f"training.{name}" for name in CHANGEABLE} | {"data.cache", "data.cache_bytes"}
     differing = [
         f"{key} ({before.get(key, 'absent')} → {now.get(key, 'absent')})"
         for key in sorted(before.keys() | now.keys())

@@ -12,6 +12,7 @@ from pydantic_core import ErrorDetails
 
 from scdd.core.errors import UserError
 from scdd.core.options import refusal_of
+from scdd.data.address import without_secrets
 from scdd.recipe.sections import Recipe
 from scdd.recipe.tree import hints, kinds, members, section_of, settings
 
@@ -33,7 +34,7 @@ def explain(
         # A finding about a whole section names the keys that do not agree: the override of one of them is the cause.
         named = [at for at in related if at.rpartition(".")[2] in finding["msg"].split()]
         culprit = overrides[(named or related)[0]] if related else None
-        where = source if culprit is None else culprit
+        where = source if culprit is None else without_secrets(culprit)
         sentence = _sentence(finding, keys, tree, root)
         # Options refuse in whole sentences, with their full stop; what is made here has none yet.
         lines.append(f"{where}: {sentence}{'' if sentence.endswith(('?', '.')) else '.'}")

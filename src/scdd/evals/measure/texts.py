@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from scdd.core.errors import UserError
+from scdd.data.address import place
 from scdd.data.corpus import read
 from scdd.data.pack import Blocks
 from scdd.data.shards import INDEX, MemoryTokens, Shards, TokenStream, read_manifest
@@ -32,7 +33,7 @@ def split_name(text: str) -> tuple[str, str]:
     name, equals, path = text.partition("=")
     if equals and name and path and not Path(text).exists():
         return name, path
-    folder = Path(text)
+    folder = place(text)
     if not (folder / INDEX).is_file():
         return (text if text.startswith("hf:") else folder.name or text), text
     sources = read_manifest(folder).get("preparation", {}).get("sources", [])
@@ -43,7 +44,7 @@ def split_name(text: str) -> tuple[str, str]:
 def open_stream(paths: Sequence[str | Path], tokenizer: TextTokenizer, field: str = "text") -> TokenStream:
     """A folder that `scdd prepare` wrote (its validation split), or text files, JSON lines, folders and hf:NAME
     datasets, tokenised now."""
-    if len(paths) == 1 and (Path(paths[0]) / INDEX).is_file():
+    if len(paths) == 1 and (place(paths[0]) / INDEX).is_file():
         shards = Shards(paths[0], "valid")
         shards.require(tokenizer)
         return shards
