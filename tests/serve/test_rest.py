@@ -43,13 +43,14 @@ def test_infill_keeps_what_was_given(client: Client, lm: LM) -> None:
     assert answer["text"].endswith(" dog.")
 
 
-@pytest.mark.parametrize("mode", ["reverse", "pass"])
+@pytest.mark.parametrize("mode", ["edit", "reverse", "pass"])
 def test_correct(client: Client, lm: LM, mode: str) -> None:
     body = {"text": "The river runs to the sea.", "mode": mode, "strength": 0.3, "seed": 5, "freeze": ["river", [0, 3]]}
     answer = client.post("/v1/correct", body).json
     found = lm.correct(body["text"], mode=mode, strength=0.3, seed=5, freeze=["river", (0, 3)])
     assert answer["text"] == found.text
     assert answer["changes"] == [change.json() for change in found.changes]
+    assert answer["edits"] == [edit.json() for edit in found.edits]
     assert answer["doubts"] == [score.json() for score in found.doubts]
     assert answer["text"].startswith("The river")
 

@@ -175,7 +175,7 @@ def _show_edits(correction: Correction) -> None:
         line = f"{edit.start:>5}  {edit.before!r} → {edit.after!r}   {edit.kind}, odds {odds(edit.log_odds)}"
         console.print(line, style="dim", markup=False, highlight=False)
     summary = f"{len(correction.edits)} edits · {correction.nfe} evaluations · strength {correction.strength:g}"
-    console.print(summary, style="dim")
+    console.print(summary, style="dim", highlight=False)
 
 
 def odds(log_odds: float) -> str:

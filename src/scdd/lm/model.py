@@ -253,6 +253,7 @@ class LM:
         token whose probability is below `threshold` of the best one's. `freeze` names pieces of the text, or character
         ranges, that must stay.
         """
+        mode = mode or ("reverse" if record else None)  # the one that has steps
         wishes = {
             "mode": mode, "strength": strength, "threshold": threshold, "steps": steps, "final": final, "top_p": top_p
         }  # fmt: skip

@@ -62,7 +62,8 @@ def for_word(words: Sequence[Word], i: int, lexicon: Lexicon) -> list[Candidate]
     options = _known(word, lexicon) if known else _unknown(word, lexicon)
     found = [Candidate(i, i + 1, _cased(word, new), kind) for new, kind in options]
     after = words[i + 1] if i + 1 < len(words) else None
-    if after is not None and after.free and after.is_word and after.gap == " " and not after.first:
+    apart = after is not None and after.gap == " " and not after.first and not LEANS.fullmatch(after.text)
+    if after is not None and apart and after.free and after.is_word:
         joined = word.lower + after.lower
         if lexicon.count(joined) >= (FAMILIAR if known and lexicon.knows(after.text) else 1.0):
             found.append(Candidate(i, i + 2, _cased(word, (joined,)), "join"))

@@ -17,7 +17,7 @@ from scdd.ops.common import Filters
 from scdd.samplers.options import SamplingOptions
 from scdd.samplers.plan import make_plan
 
-MASKS = (1, 2, 3)
+MASKS = (1, 2)
 DRAWS = 2
 WORDS = 2  # of a filling, at most
 

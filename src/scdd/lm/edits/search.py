@@ -16,14 +16,17 @@ from scdd.lm.edits.draft import Draft
 from scdd.lm.edits.fills import drawn
 from scdd.lm.edits.lexicon import Lexicon
 from scdd.lm.edits.reading import Reader
-from scdd.lm.edits.survey import FILL_DOUBT, STRIDE, doubts, survey
+from scdd.lm.edits.survey import STRIDE, doubts, survey
 from scdd.lm.edits.words import Word, cut
 from scdd.lm.results import Edit
 from scdd.lm.run import Engine
 
 CORE = 40  # words that are looked at together
 ROUNDS = 3
-AGAIN = 6  # words on either side of an edit that are looked at again
+DRAW_DOUBT = (
+    6.0  # -log x_θ of a known word without other candidates, from which on the reverse process is asked for some
+)
+AGAIN = 4  # words on either side of an edit that are looked at again
 
 
 class Edited(NamedTuple):
@@ -82,7 +85,7 @@ class Editor:
         candidates = survey(reader, words, core, self.lexicon, doubt)
         for i in core:
             there = [each for each in candidates if each.first == i < each.last]
-            doubted = doubt[i] > FILL_DOUBT and words[i].free and words[i].is_word and self.lexicon.knows(words[i].text)
+            doubted = doubt[i] > DRAW_DOUBT and words[i].free and words[i].is_word and self.lexicon.knows(words[i].text)
             if doubted and all(c.kind == "fill" for c in there):
                 candidates += [
                     each
