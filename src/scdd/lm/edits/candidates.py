@@ -58,7 +58,7 @@ def for_word(words: Sequence[Word], i: int, lexicon: Lexicon) -> list[Candidate]
     word = words[i]
     if not word.free or not word.is_word:
         return []
-    known = lexicon.knows(word.text) or word.lower in ("n't", "s", "t", "ca", "wo")
+    known = lexicon.knows(word.text)
     options = _known(word, lexicon) if known else _unknown(word, lexicon)
     found = [Candidate(i, i + 1, _cased(word, new), kind) for new, kind in options]
     after = words[i + 1] if i + 1 < len(words) else None

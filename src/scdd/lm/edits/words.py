@@ -64,6 +64,8 @@ def cut(text: str, frozen: Sequence[tuple[int, int]] = ()) -> list[Word]:
             first = first or gap.count("\n") > 1
             word = Word(part[0], start, end, gap, first)
             touched = any(low < end and start < high for low, high in frozen)
+            if word.is_word and LEANS.fullmatch(word.text) and words:  # "ca n't" is one word, written apart
+                words[-1] = replace(words[-1], free=False)
             words.append(replace(word, free=plain and not touched and not _fixed(word), frozen=touched))
             first = _ends(words) if not (word.text in OPENS and first) else first
             place = end
@@ -82,7 +84,7 @@ def _fixed(word: Word) -> bool:
     """Numbers, and words with capitals that no place in a sentence explains: names, abbreviations, codes."""
     if not word.is_word:
         return word.text[0].isdigit()
-    if len(word.text) > LONGEST:
+    if len(word.text) > LONGEST or LEANS.fullmatch(word.text):
         return True
     return word.text != "I" and any(letter.isupper() for letter in word.text[0 if not word.first else 1 :])
 
