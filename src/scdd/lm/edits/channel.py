@@ -27,7 +27,7 @@ GROUPS = {
     "insert": "insert", "delete": "delete", "repeat": "repeat", "swap": "swap", "fill": "fill",
 }  # fmt: skip
 KINDS = tuple(GROUPS)
-FEATURES = ("span", "beside", "doubt", "tokens", "count", "distance", "easy", "head", "unknown", "first")
+FEATURES = ("span", "beside", "doubt", "tokens", "count", "distance", "easy", "shorter", "head", "unknown", "first")
 CONTEXT = 20  # words that the model sees on either side of an edit
 USUAL = 0.1  # the strength at which odds are as they were fitted
 KEYS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
@@ -153,6 +153,7 @@ def _spelling(words: Sequence[Word], candidate: Candidate, lexicon: Lexicon) -> 
         "count": counts[1] - counts[0] if changes else 0.0,
         "distance": float(distance(before, after)) if changes else 0.0,
         "easy": float(changes and easy(before, after)),
+        "shorter": float(changes and len(before) < len(after) and within_one(before, after)),
         "head": float(changes and before[:1] != after[:1]),
         "unknown": float(not known),
         "first": float(bool(old) and old[0].first),

@@ -62,7 +62,6 @@ SETS = tuple(
     so such
     among between
     during while
-    i I
     make makes made making
     take takes took taken taking
     get gets got getting
