@@ -357,7 +357,7 @@ def test_mistakes_are_named(lm: LM, tmp_path: Path) -> None:
         (lambda: lm.infill("The [MASK:500]"), "blocks"),
         (lambda: lm.correct("  "), "empty"),
         (lambda: lm.correct("The river", strength=0.0), "strength"),
-        (lambda: lm.correct("The river", mode="argmax"), "reverse, pass"),
+        (lambda: lm.correct("The river", mode="argmax"), "edit, reverse, pass"),
         (lambda: lm.correct("The river", mode="pass", threshold=2.0), "threshold"),
         (lambda: lm.score(""), "empty"),
         (lambda: lm.to("cuda") if not torch.cuda.is_available() else lm.to("gpu"), "device"),

@@ -55,7 +55,7 @@ def scores(texts: list[str]) -> tuple[TokenScore, ...]:
 def correction(texts: list[str], changed: set[int]) -> Correction:
     changes = tuple(Change(i, texts[i], f"<{i}>", 0.1, 0.9, 0.8) for i in sorted(changed))
     facts = ("reverse", 0.5, 0, 4, 4, "ancestral", "greedy", "scdd")
-    return Correction("new", "old", *facts, (1,), len(changes), changes, scores(texts))
+    return Correction("new", "old", *facts, (1,), len(changes), changes, (), scores(texts))
 
 
 @given(TEXTS, st.sets(st.integers(0, 7)))

@@ -199,7 +199,7 @@ def test_help_needs_no_torch() -> None:
     code = "import sys; from scdd.cli.main import main; main(['eval', '--help']); assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    for verb in ("likelihood", "generation", "correction", "recovery", "zero-shot", "judge", "compare"):
+    for verb in ("likelihood", "generation", "correction", "recovery", "repair", "zero-shot", "judge", "compare"):
         assert verb in done.stdout
 
 

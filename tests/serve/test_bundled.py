@@ -49,7 +49,20 @@ def test_a_damaged_word_is_restored_and_nothing_else_touched(bundled_client: Cli
 
 
 def test_what_is_right_stays(bundled_client: Client) -> None:
-    assert bundled_client.post("/v1/correct", {"text": WHOLE, "steps": 8, "seed": 0}).json["changes"] == []
+    for mode in ("edit", "reverse"):
+        found = bundled_client.post("/v1/correct", {"text": WHOLE, "mode": mode, "steps": 8, "seed": 0}).json
+        assert (found["text"], found["changes"], found["edits"]) == (WHOLE, [], [])
+
+
+def test_a_writers_errors_are_edited(bundled_client: Client) -> None:
+    """Unless told otherwise: spelling, a word twice, and a word that belongs elsewhere."""
+    wrong = "The river flows thruogh the city and into the the Atlantic Ocean."
+    found = bundled_client.post("/v1/correct", {"text": wrong, "seed": 0}).json
+    assert found["text"] == WHOLE
+    assert [(edit["before"], edit["after"], edit["kind"]) for edit in found["edits"]] == [
+        ("thruogh", "through", "spelling"), (" the", "", "repeat"),
+    ]  # fmt: skip
+    assert all(edit["log_odds"] > 2 for edit in found["edits"])
 
 
 def test_the_damaged_word_is_the_one_that_is_doubted(bundled_client: Client) -> None:

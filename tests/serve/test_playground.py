@@ -271,6 +271,29 @@ def test_correct_in_one_pass(page: Any, model: LM) -> None:
     sync.expect(page.locator("#status")).to_have_text(re.compile("Step 1 of 1"))
 
 
+def test_correct_by_edits(page: Any, model: LM) -> None:
+    """At strength 1 whatever odds can be told for is edited: the page shows the library's edits, in place and in a table."""
+    wrong = "The river river 𝕏 runs."
+    page.click("#tab-correct")
+    page.fill("#correct-text", wrong)
+    page.select_option("#mode", "edit")
+    page.locator("#strength").fill("1")
+    page.fill("#seed", "0")
+    run(page)
+    found = model.correct(wrong, mode="edit", strength=1.0, seed=0)
+    assert found.edits
+    assert page.locator("#text del").all_text_contents() == [edit.before for edit in found.edits]
+    assert page.locator("#text ins").all_text_contents() == [edit.after for edit in found.edits]
+    kept = page.locator("#text").evaluate(
+        "all => [...all.childNodes].filter(n => n.nodeName !== 'DEL').map(n => n.textContent).join('')"
+    )
+    assert kept == found.text
+    cells = page.locator("#changes tbody tr").first.locator("td").all_text_contents()
+    assert cells[:3] == [found.edits[0].before, found.edits[0].after, found.edits[0].kind]
+    page.get_by_text("Doubts", exact=True).click()
+    assert page.locator("#text .doubt").count() == len(found.doubts)
+
+
 def test_several_texts(page: Any, model: LM) -> None:
     page.fill("#num", "3")
     page.fill("#length", "20")

@@ -66,13 +66,14 @@ def test_a_list_is_answered_as_its_texts_alone(client: Client, verb: str) -> Non
         assert said in refused.json["error"]["message"]
 
 
-@pytest.mark.parametrize("mode", ["reverse", "pass"])
+@pytest.mark.parametrize("mode", ["edit", "reverse", "pass"])
 def test_correct(client: Client, lm: LM, mode: str) -> None:
     body = {"text": "The river runs to the sea.", "mode": mode, "strength": 0.3, "seed": 5, "freeze": ["river", [0, 3]]}
     answer = client.post("/v1/correct", body).json
     found = lm.correct(body["text"], mode=mode, strength=0.3, seed=5, freeze=["river", (0, 3)])
     assert answer["text"] == found.text
     assert answer["changes"] == [change.json() for change in found.changes]
+    assert answer["edits"] == [edit.json() for edit in found.edits]
     assert answer["doubts"] == [score.json() for score in found.doubts]
     assert answer["text"].startswith("The river")
 

@@ -28,8 +28,9 @@ def correct(
     """Find and repair what a model doubts in a text: an argument, a file, or standard input."""
     given = o.read_text(text, file)
     lm, record = flags.open(), flags.trace is not None
-    if record and chosen.get("mode", lm.repair.mode) == "pass":
-        raise UserError("--trace shows steps, and --mode pass takes none: leave it out, or use --mode reverse.")
+    mode = chosen.get("mode", "reverse")
+    if record and mode != "reverse":
+        raise UserError(f"--trace shows steps, and --mode {mode} takes none: leave it out, or use --mode reverse.")
     correction = lm.correct(given, freeze=tuple(freeze or ()), seed=flags.seed, blocks=blocks, record=record, **chosen)
     show_correction(correction, flags)
     save_trace(flags.trace, [correction], lm, "correct")

@@ -187,7 +187,7 @@ def _repair(console: Console, lm: LM, seed: int) -> Correction:
             words = (repr(lm.tokenizer.token(tokens[i])) for tokens in (clean, broken, repaired.tokens))
             console.print(_fate(*words), style="dim")
         walk = lm.correct(text, seed=seed, blocks=True, record=True)
-        reverse = f"The reverse process (scdd correct, {walk.steps} steps; in the page)"
+        reverse = f"The reverse process (scdd correct --mode reverse, {walk.steps} steps; in the page)"
         _say(console, f"\n{_tally(clean, hit, repaired.tokens)}.\n{reverse}: {_tally(clean, hit, walk.tokens)}.")
     return walk
 

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from scdd.cli import eval_repair
 from scdd.cli import eval_session as s
 from scdd.cli.cluster import RayCommand
 from scdd.cli.eval_systems import parse_systems
@@ -170,6 +171,9 @@ def recovery(
             what, total = f"{loaded.label}, K = {k}, {repair.name}", len(rows) * (4 if reference else 1)
             here.ask(what, total, function, loaded, rows, RecoverySpec(k, repair, here.seed), reference)
     here.show()
+
+
+app.command("repair")(eval_repair.repair)
 
 
 @app.command("zero-shot", cls=RayCommand)

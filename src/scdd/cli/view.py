@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -140,6 +141,9 @@ def show_correction(correction: Correction, flags: ModelFlags) -> None:
     if not flags.live:
         print(correction.text)
         return
+    if correction.mode == "edit":
+        _show_edits(correction)
+        return
     from rich.console import Console
     from rich.text import Text
 
@@ -164,6 +168,32 @@ def show_correction(correction: Correction, flags: ModelFlags) -> None:
         )
     summary = f"{len(correction.changes)} changed of {len(correction.doubts)} tokens · {correction.nfe} evaluations · {correction.mode}"
     console.print(summary, style="dim")
+
+
+def _show_edits(correction: Correction) -> None:
+    """What was there struck through, what is there now beside it, and below each edit with its odds."""
+    from rich.console import Console
+    from rich.text import Text
+
+    out, place = Text(), 0
+    for edit in correction.edits:
+        out.append(correction.before[place : edit.start])
+        out.append(edit.before, "red strike")
+        out.append(edit.after, STYLES[2])
+        place = edit.end
+    out.append(correction.before[place:])
+    console = Console()
+    console.print(out)
+    for edit in correction.edits:
+        line = f"{edit.start:>5}  {edit.before!r} → {edit.after!r}   {edit.kind}, odds {odds(edit.log_odds)}"
+        console.print(line, style="dim", markup=False, highlight=False)
+    summary = f"{len(correction.edits)} edits · {correction.nfe} evaluations · strength {correction.strength:g}"
+    console.print(summary, style="dim", highlight=False)
+
+
+def odds(log_odds: float) -> str:
+    """As people say them: 12 : 1."""
+    return f"{math.exp(min(log_odds, 13.8)):,.0f} : 1" if log_odds > 0 else f"1 : {math.exp(min(-log_odds, 13.8)):,.0f}"
 
 
 def show_score(score: Score, flags: ModelFlags) -> None:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 CONTEXT = 512  # for converted checkpoints, which do not say how long their rows were
 SHORTEST = 4
 REPAIR = "repair"  # where a checkpoint notes repair options of its own
+EDITS = "edits"  # ... and parameters of repair by edits
 
 
 def load(
@@ -80,6 +81,10 @@ def load(
         quality=_quality(checkpoint, denoiser),
         name="the bundled model" if source in (None, bundle.BUNDLED) else str(source),
     )
+    if EDITS in checkpoint.extra:
+        from scdd.lm.edits.channel import Channel
+
+        model.channel = Channel.of(checkpoint.extra[EDITS], f"{checkpoint.folder}'s {bundle.META}")
     template = checkpoint.extra.get(bundle.CHAT_TEMPLATE)
     model.chat_template = template if isinstance(template, str) else None
     return model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))

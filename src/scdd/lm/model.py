@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from typing_extensions import Unpack
@@ -39,12 +39,16 @@ from scdd.samplers.options import (
 )
 from scdd.samplers.plan import SamplingPlan, make_plan
 
+if TYPE_CHECKING:
+    from scdd.lm.edits.channel import Channel
+
 Grid = GridKind | Sequence[float]
 
 
 class LM:
     """Weights, a process, a tokenizer, and the defaults of sampling and repair that the model comes with."""
 
+    channel: Channel | None = None  # parameters of repair by edits that the model comes with
     chat_template: str | None = None  # the Jinja template of a model that was fine-tuned on chats (`lm.chat.answer`)
 
     def __init__(
@@ -266,17 +270,20 @@ class LM:
     ) -> Correction:
         """Keep what is right, repair what is not; what is left out is as the model has it (`lm.repair`).
 
-        mode "reverse" takes the text for z_t at t = `strength` and walks the reverse process from there in `steps` steps:
+        mode "edit" replaces, deletes and inserts words where the odds are clear: candidates are spelt nearly alike, other forms,
+        small words, or the model's own, and the gain in its likelihood is set against how writers err; `strength` is the share
+        of the text that is taken for wrong. mode "reverse" takes the text for z_t at t = `strength` and walks the reverse process from there in `steps` steps:
         doubts come from the whole x_θ, replacements from its nucleus `top_p`. mode "pass" changes, in one evaluation, every
         token whose probability is below `threshold` of the best one's. `freeze` names pieces of the text, or character
         ranges, that must stay.
         """
+        mode = mode or ("reverse" if record else None)  # the one that has steps
         wishes = {
             "mode": mode, "strength": strength, "threshold": threshold, "steps": steps, "final": final, "top_p": top_p
         }  # fmt: skip
         repair = self.to_repair(text, wishes, freeze=freeze, seed=seed, blocks=blocks)
-        if repair.options.mode == "pass":
-            return repair.in_one_pass()
+        if repair.options.mode != "reverse":
+            return repair.at_once()
         run, finish = self.start_correct(repair, record)
         return finish(run.results[0])
 
@@ -286,14 +293,14 @@ class LM:
         """A text to repair and how, checked: the model's own `RepairOptions` with `wishes` put over them."""
         options = self._repair_options(wishes)
         row = make.whole(self.tokenizer, text, freeze)
-        self._check_room(len(row), blocks)
+        self._check_room(len(row), blocks or options.mode == "edit")
         process = diffusion_process(self.engine)
         if options.mode == "reverse" and not process.has_uniform_noise:
             raise UserError(
                 "This model's process has no uniform noise, so its reverse never changes a visible token: "
                 "use mode pass, or a model trained with p_u > 0."
             )
-        return Repair(self.engine, text, row, options, seed)
+        return Repair(self.engine, text, row, options, seed, make.frozen_ranges(text, freeze), self.channel)
 
     def start_correct(self, repair: Repair, record: bool = False) -> tuple[Run, Callable[[Sample], Correction]]:
         """A repair by the reverse process, to be watched: its run, and what makes a correction of the run's sample."""

@@ -13,10 +13,11 @@ from scdd.samplers.options import Final
 class RepairOptions(Options):
     """How `correct` repairs a text; a model may come with its own."""
 
-    mode: Literal["reverse", "pass"] = "reverse"
-    """reverse: walk the reverse process from the text; pass: one evaluation, by the threshold."""
+    mode: Literal["edit", "reverse", "pass"] = "reverse"
+    """edit: words give way to fewer or more, where the odds are clear; reverse: walk the reverse process from the text; pass:
+    one evaluation, by the threshold."""
     strength: ShareAboveZero = 0.1
-    """Noise level t0 in (0, 1] to assume of the text: higher doubts more."""
+    """How much of the text to take for wrong, in (0, 1]: higher changes more. reverse and pass: the noise level t0."""
     threshold: Inside = 2e-4
     """pass: change a token whose probability is below this share of the best one's; smaller changes less."""
     steps: Count = 16

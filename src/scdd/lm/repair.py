@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +20,9 @@ from scdd.lm.run import Engine, windows
 from scdd.ops.head import Top
 from scdd.processes.base import Process
 from scdd.samplers.prediction import Prediction, row_groups
+
+if TYPE_CHECKING:
+    from scdd.lm.edits.channel import Channel
 
 
 def likeliest(denoiser: Denoiser, z: Tensor, t: float) -> Top:
@@ -90,6 +93,28 @@ class Repair:
     row: Row
     options: RepairOptions
     seed: int = 0
+    frozen: Sequence[tuple[int, int]] = ()
+    """Character ranges that stay."""
+    channel: Channel | None = None
+    """Mode edit: what decides; None is the package's."""
+
+    def at_once(self) -> Correction:
+        """The modes that have no steps to be watched."""
+        return self.by_edits() if self.options.mode == "edit" else self.in_one_pass()
+
+    def by_edits(self) -> Correction:
+        """Words give way to others, to fewer or to more, wherever the odds for it are clear."""
+        from scdd.lm.edits.channel import usual_channel
+        from scdd.lm.edits.lexicon import english
+        from scdd.lm.edits.search import Editor
+
+        channel = self.channel or usual_channel()
+        made = Editor(self.engine, english(), channel, self.options.strength, self.seed).edit(self.text, self.frozen)
+        scored = score_tokens(self.engine, self.row, self.options)
+        how = {"steps": made.rounds, "nfe": made.nfe + scored.nfe, "sampler": "noisy channel", "final": "edit"}
+        tokens = self.engine.tokenizer.encode(made.text) if made.edits else self.row.tokens
+        same = self._correction(scored, self.row.tokens, [], how)
+        return replace(same, text=made.text, tokens=tuple(tokens), corrections=len(made.edits), edits=made.edits)
 
     def in_one_pass(self) -> Correction:
         """One evaluation of each window."""
@@ -125,6 +150,7 @@ class Repair:
             tokens=tuple(tokens),
             corrections=len(changes),
             changes=changes,
+            edits=(),
             doubts=scored.tokens,
             **how,
         )

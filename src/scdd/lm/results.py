@@ -164,6 +164,20 @@ class Change(Result):
 
 
 @dataclass(frozen=True)
+class Edit(Result):
+    """Characters [start, end) of the text as it was given, and what stands there now."""
+
+    start: int
+    end: int
+    before: str
+    after: str
+    log_odds: float
+    """Of this edit against none, in nats, at the strength that was asked for."""
+    kind: str
+    """spelling, case, split, join, near, form, confusion, insert, delete, repeat, swap or fill."""
+
+
+@dataclass(frozen=True)
 class Repaired(Result):
     """How a text was repaired: what a `Correction` says besides doubts and trajectory."""
 
@@ -180,6 +194,9 @@ class Repaired(Result):
     tokens: tuple[int, ...]
     corrections: int
     changes: tuple[Change, ...]
+    """Modes reverse and pass: token by token."""
+    edits: tuple[Edit, ...]
+    """Mode edit: by characters."""
 
 
 @dataclass(frozen=True)

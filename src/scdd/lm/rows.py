@@ -121,8 +121,7 @@ def whole(tokenizer: TextTokenizer, text: str, freeze: Freeze = ()) -> Row:
     if not text.strip():
         raise UserError("The text is empty: give at least a word.")
     tokens = tokenizer.encode(text)
-    pieces = (freeze,) if isinstance(freeze, str) else freeze
-    ranges = [each for item in pieces for each in _ranges(text, item)]
+    ranges = frozen_ranges(text, freeze)
     frozen = [False] * len(tokens)
     if ranges:
         start = 0
@@ -131,6 +130,12 @@ def whole(tokenizer: TextTokenizer, text: str, freeze: Freeze = ()) -> Row:
             frozen[i] = any(low < max(stop, start + 1) and start < high for low, high in ranges)
             start = stop
     return Row(tuple(tokens), tuple(frozen))
+
+
+def frozen_ranges(text: str, freeze: Freeze) -> list[tuple[int, int]]:
+    """The character ranges that `freeze` covers."""
+    pieces = (freeze,) if isinstance(freeze, str) else freeze
+    return [each for item in pieces for each in _ranges(text, item)]
 
 
 def _ranges(text: str, item: str | tuple[int, int]) -> list[tuple[int, int]]:

@@ -132,7 +132,7 @@ class Correct(_Repair):  # type: ignore[misc]
     )
     """Pieces of the text, or [from, to) character ranges, that stay."""
     seed: Seed | None = None
-    """reverse: the seed."""
+    """edit and reverse: the seed."""
 
 
 Texts = (

@@ -9,13 +9,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from fastapi import Request
 
+from scdd.core.denoiser import Denoiser
 from scdd.core.errors import UserError
 from scdd.lm.model import LM
 from scdd.lm.options import RepairOptions
@@ -27,13 +28,14 @@ from scdd.samplers.options import SAMPLER_NAMES, SamplingOptions
 from scdd.samplers.plan import SamplingPlan
 from scdd.serve import requests as ask
 from scdd.serve.errors import ApiError, beyond, late
-from scdd.serve.jobs import Abandoned, Job, cost
+from scdd.serve.jobs import Abandoned, Guarded, Job, cost
 from scdd.serve.limits import Limits
 from scdd.serve.metrics import Meters
 from scdd.serve.replies import SettingsReply
 from scdd.serve.scheduler import Scheduler
 from scdd.serve.sharing import Sharing
 
+EDITING = 60  # times that a text is read when it is repaired by edits, about
 VIEWS = 16  # reverse processes that are kept ready
 
 
@@ -185,8 +187,12 @@ class Service:
         freeze = [item if isinstance(item, str) else (item[0], item[1]) for item in body.freeze]
         seed = draw_seed() if body.seed is None else body.seed
         repair = lm.to_repair(body.text, chosen, freeze=freeze, seed=seed, blocks=True)
-        if repair.options.mode == "pass":
-            return Job(work=repair.in_one_pass, cost=cost(len(tokens)))
+        if repair.options.mode != "reverse":
+            job = Job(cost=cost(len(tokens), EDITING if repair.options.mode == "edit" else 1))
+            guarded = cast(Denoiser, Guarded(repair.engine.model.denoiser, [job], self.meters))
+            engine = replace(repair.engine, model=replace(repair.engine.model, denoiser=guarded))
+            job.work = replace(repair, engine=engine).at_once
+            return job
         run, finish = lm.start_correct(repair, record)
         return Job(run=run, finish=lambda samples: finish(samples[0]))
 

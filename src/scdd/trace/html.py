@@ -22,6 +22,8 @@ FAINTEST = 0.02  # doubts below it are not coloured
 
 def diff(correction: Correction) -> str:
     """The text as it was given, with what was changed struck through and what took its place highlighted."""
+    if correction.mode == "edit":
+        return _edits(correction)
     changes = {change.position: change for change in correction.changes}
     parts = []
     for changed, tokens in groupby(correction.doubts, key=lambda token: token.position in changes):
@@ -30,9 +32,25 @@ def diff(correction: Correction) -> str:
             continue
         run = [changes[token.position] for token in tokens]
         before, after = "".join(each.before for each in run), "".join(each.after for each in run)
-        parts.append(f'<del style="{_BEFORE}">{escape(before)}</del><ins style="{_AFTER}">{escape(after)}</ins>')
+        parts.append(_changed(before, after))
     count = f"{len(changes)} changed of {len(correction.doubts)} tokens"
     return _framed("".join(parts), f"{count} · {correction.nfe} evaluations · {correction.mode}")
+
+
+def _changed(before: str, after: str) -> str:
+    return f'<del style="{_BEFORE}">{escape(before)}</del><ins style="{_AFTER}">{escape(after)}</ins>'
+
+
+def _edits(correction: Correction) -> str:
+    """The diff of edits by characters; pointing at one shows its kind and log-odds."""
+    parts, place = [], 0
+    for edit in correction.edits:
+        title = escape(f"{edit.kind}, log-odds {edit.log_odds:.1f}")
+        shown = f'<span title="{title}">{_changed(edit.before, edit.after)}</span>'
+        parts += [escape(correction.before[place : edit.start]), shown]
+        place = edit.end
+    parts.append(escape(correction.before[place:]))
+    return _framed("".join(parts), f"{len(correction.edits)} edits · {correction.nfe} evaluations · {correction.mode}")
 
 
 def heat_map(score: Score) -> str:

@@ -11,9 +11,11 @@ from scdd.core.errors import UserError
 from scdd.evals.measure.generation import measure_correction, measure_generation, usual_num
 from scdd.evals.measure.likelihood import NelboEstimator, measure_likelihood
 from scdd.evals.measure.model import EvalModel, open_model
+from scdd.evals.measure.pairs import read_pairs
 from scdd.evals.measure.progress import bar, somebody_watches
 from scdd.evals.measure.recovery import measure_recovery, measure_typos
 from scdd.evals.measure.reference_lm import ReferenceLM, open_reference_lm
+from scdd.evals.measure.repair import RepairSpec, measure_repair
 from scdd.evals.measure.specs import RecoverySpec, Repair, SamplingSpec
 from scdd.evals.measure.store import MeasureContext, Measurement, Store
 from scdd.evals.measure.texts import Rows, text_rows
@@ -21,7 +23,7 @@ from scdd.evals.measure.zero_shot import measure_zero_shot
 from scdd.lm.model import LM
 from scdd.training.parallel import World
 
-Measure = Literal["likelihood", "generation", "correction", "recovery", "typos", "zero-shot"]
+Measure = Literal["likelihood", "generation", "correction", "recovery", "typos", "repair", "zero-shot"]
 ERRORS, ROWS = 20, 128  # of recovery, as in the paper's table
 
 
@@ -40,6 +42,7 @@ def evaluate(
 
     `model` is a checkpoint as `scdd.load` takes it, or a loaded one; None is the bundled model. `text` (files, folders,
     hf:NAME) is what likelihood and recovery are about, by default the validation data of the model's recipe.
+    For repair it is one folder of src.txt and ref0.txt, ref1.txt, …
     `reference_lm` scores texts: a hub name, a folder, a .gguf file or an autoregressive checkpoint of our own; generation
     needs it, correction and recovery tell more with it. `sampling` says how texts are drawn, and holds the seed of
     everything; its convention ({"convention": "authors"} among its changes) is that of likelihood and recovery, too.
@@ -73,6 +76,7 @@ def evaluate(
         "correction": lambda c: measure_correction(c, opened, spec, scorer),
         "recovery": lambda c: measure_recovery(c, opened, rows(ROWS), recovery, scorer),
         "typos": lambda c: measure_typos(c, opened, rows(ROWS), recovery, scorer),
+        "repair": lambda c: measure_repair(c, opened, read_pairs(str(text or "")), RepairSpec(seed=spec.seed)),
         "zero-shot": lambda c: measure_zero_shot(c, opened, seed=spec.seed),
     }
     store, live = Store(out, World(device=device)), somebody_watches() if progress is None else progress

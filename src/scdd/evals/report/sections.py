@@ -65,6 +65,7 @@ def sections(
         "correction": _correction,
         "recovery": _recovery,
         "typos": lambda group: Section("Typing errors", _recovery(group).tables),
+        "repair": lambda group: Section("Repair", [summaries.repair_table(group)]),
         "zero-shot": lambda group: Section("Zero-shot", [summaries.zero_shot_table(group)]),
         "judge": lambda group: Section("LLM as judge", [summaries.judge_table(pair) for pair in judged_pairs(group)]),
     }
@@ -145,12 +146,13 @@ def samples(measurements: Sequence[Measurement]) -> list[tuple[str, list[tuple[s
         best = max(group, key=lambda one: int(one.settings["nfe"]))
         texts = [("", text) for text in best.result["samples"][:2]]
         shown.append((f"{label}, {best.settings['nfe']} evaluations", texts))
-    repairs = [one for one in measurements if one.kind in ("recovery", "typos") and one.result.get("samples")]
+    repairs = [one for one in measurements if one.kind in ("recovery", "typos", "repair") and one.result.get("samples")]
     for (label, kind), group in grouped(repairs, lambda one: (one.label, one.kind)).items():
         repair = group[0].result["samples"][0]
         what = "typing errors" if kind == "typos" else "random tokens"
         texts = [("before", repair["corrupted"]), ("after", repair["repaired"])]
-        shown.append((f"{label}: {group[0].settings['count']} {what}", texts))
+        about = text_of(group[0]) if kind == "repair" else f"{group[0].settings['count']} {what}"
+        shown.append((f"{label}: {about}", texts))
     for group in judged_pairs(by_kind.get("judge", [])):
         best = max(group, key=lambda one: int(one.settings["nfe"]))
         first, second = best.result["systems"]

@@ -49,7 +49,8 @@ async function request() {  // [path, body]; JSON leaves out what is undefined
   if (task === "correct") {
     const mode = $("mode").value;
     Object.assign(body, { text: $("correct-text").value, strength: number("strength"), mode });
-    if (mode === "pass") Object.assign(body, { steps: undefined, seed: undefined });
+    if (mode === "pass") body.seed = undefined;
+    if (mode !== "reverse") body.steps = undefined;
   }
   return [`/v1/${task}`, JSON.parse(JSON.stringify(body))];
 }
@@ -70,7 +71,7 @@ async function walk() {
   if (!facts) await ready();
   const [path, body] = await request();
   if (phone.matches) $("output").scrollIntoView({ block: "start" });
-  if (body.mode === "pass") { player.fixed(await call(path, body, running.signal)); return; }
+  if (body.mode && body.mode !== "reverse") { player.fixed(await call(path, body, running.signal)); return; }
   for await (const [kind, data] of stream("/v1/denoise", { task, ...body }, running.signal)) {
     if (kind === "start") { player.begin(data); drawn = data.seed; say(`Seed ${data.seed}`); }
     if (kind === "frame") player.frame(data);

@@ -75,7 +75,7 @@ export class Player {
     this.row = tried[0].index;
     this.lay();
   }
-  fixed(result) {  // a correction in one pass, which has no steps
+  fixed(result) {  // a correction without steps
     const after = new Map(result.changes.map(c => [c.position, c]));
     this.open([result.doubts.map(d => d.text)], 1);
     this.way.add({
@@ -89,7 +89,7 @@ export class Player {
     this.correction = result;
     $("views").hidden = false;
     this.table();
-    if (result.changes.length) this.look("diff");
+    if (result.changes.length || result.edits.length) this.look("diff");
   }
 
   // -- what is shown ------------------------------------------------------------------------------------------------
@@ -154,6 +154,16 @@ export class Player {
   showDiff() {
     const change = new Map(this.correction.changes.map(c => [c.position, c]));
     const part = (tag, textContent) => el(tag, { textContent });
+    if (this.correction.edits.length) {  // by characters, not by tokens
+      const letters = [...this.correction.before], pieces = [];
+      let place = 0;
+      for (const e of this.correction.edits) {
+        pieces.push(letters.slice(place, e.start).join(""), part("del", e.before), part("ins", e.after));
+        place = e.end;
+      }
+      $("text").replaceChildren(...pieces, letters.slice(place).join(""));
+      return;
+    }
     this.correction.doubts.forEach((d, i) => {
       const c = change.get(i), span = this.dress(i, [], d.text);
       if (!c) return;
@@ -168,9 +178,16 @@ export class Player {
   }
   table() {
     const cell = (text, tag) => el("td", {}, tag ? el(tag, { textContent: text }) : text);
-    const rows = this.correction.changes.map(c => el("tr", {},
-      cell(c.before, "code"), cell(percent(c.p_before)), cell(c.after, "code"), cell(percent(c.p_after)),
-      cell(percent(c.doubt))));
+    const byEdits = this.correction.mode === "edit";
+    const head = byEdits ? ["Before", "After", "Kind", "Odds"] : ["Before", "p", "After", "p", "Doubt"];
+    $("changes").tHead.rows[0].replaceChildren(...head.map(textContent => el("th", { textContent })));
+    const odds = x => `${Math.round(Math.exp(Math.min(x, 13.8))).toLocaleString("en")} : 1`;
+    const rows = byEdits
+      ? this.correction.edits.map(e => el("tr", {},
+        cell(e.before, "code"), cell(e.after, "code"), cell(e.kind), cell(odds(e.log_odds))))
+      : this.correction.changes.map(c => el("tr", {},
+        cell(c.before, "code"), cell(percent(c.p_before)), cell(c.after, "code"), cell(percent(c.p_after)),
+        cell(percent(c.doubt))));
     $("changes").tBodies[0].replaceChildren(...rows);
     $("changes").hidden = !rows.length;
     $("unchanged").hidden = rows.length > 0;

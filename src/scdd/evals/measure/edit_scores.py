@@ -1,0 +1,210 @@
+"""How good repairs are, by words: distance to the nearest reference, GLEU, and edits that are right, wrong or left out.
+
+A word is what stands between white space. Sentences have one or several references, any of which is as good as the others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scdd.evals.measure import stats
+
+Words = Sequence[str]
+ORDERS = (1, 2, 3, 4)  # of GLEU's n-grams
+BETA = 0.5  # precision counts twice as much as recall
+
+
+class WordEdit(NamedTuple):
+    """Words [start, end) of a sentence give way to `new`."""
+
+    start: int
+    end: int
+    new: tuple[str, ...]
+
+
+def distances(a: Words, b: Words) -> list[list[int]]:
+    """The table of Levenshtein distances between beginnings of a and b."""
+    rows = [list(range(len(b) + 1))]
+    for i, x in enumerate(a, 1):
+        above, row = rows[-1], [i]
+        for j, y in enumerate(b, 1):
+            row.append(min(row[-1] + 1, above[j] + 1, above[j - 1] + (x != y)))
+        rows.append(row)
+    return rows
+
+
+def distance(a: Words, b: Words) -> int:
+    """Words to insert, delete or substitute."""
+    return distances(a, b)[-1][-1]
+
+
+def edits(a: Words, b: Words) -> tuple[WordEdit, ...]:
+    """A shortest way from a to b, what touches taken together; the same for the same pair, always."""
+    table = distances(a, b)
+    i, j = len(a), len(b)
+    changed: list[tuple[int, int, int, int]] = []
+    while i or j:
+        if i and j and a[i - 1] == b[j - 1] and table[i][j] == table[i - 1][j - 1]:
+            i, j = i - 1, j - 1
+            continue
+        if i and j and table[i][j] == table[i - 1][j - 1] + 1:
+            step = (1, 1)
+        elif i and table[i][j] == table[i - 1][j] + 1:
+            step = (1, 0)
+        else:
+            step = (0, 1)
+        if changed and changed[-1][0] == i and changed[-1][2] == j:
+            _, end, _, stop = changed.pop()
+        else:
+            end, stop = i, j
+        i, j = i - step[0], j - step[1]
+        changed.append((i, end, j, stop))
+    return tuple(WordEdit(low, high, tuple(b[start:stop])) for low, high, start, stop in reversed(changed))
+
+
+class Counts(NamedTuple):
+    """Edits of a repair that a reference has, that it has not, and that the repair has not."""
+
+    right: int
+    wrong: int
+    missed: int
+
+    def score(self) -> float:
+        """F0.5; 1 where there is nothing to do and nothing was done."""
+        return f_score(*self)
+
+
+def f_score(right: float, wrong: float, missed: float) -> float:
+    """(1 + β²)·right / ((1 + β²)·right + β²·missed + wrong)."""
+    square = BETA**2
+    below = (1 + square) * right + square * missed + wrong
+    return (1 + square) * right / below if below else 1.0
+
+
+def counted(source: Words, repaired: Words, references: Sequence[Words]) -> Counts:
+    """Against the reference that is kindest to the repair."""
+    mine = set(edits(source, repaired))
+    all_counts = []
+    for reference in references:
+        theirs = set(edits(source, reference))
+        all_counts.append(Counts(len(mine & theirs), len(mine - theirs), len(theirs - mine)))
+    return max(all_counts, key=lambda c: (c.score(), c.right, -c.missed))
+
+
+def harmed(source: Words, repaired: Words, reference: Words) -> tuple[int, int]:
+    """(Clean words that a repair changed, clean words): those that no edit of the reference touches."""
+    theirs = edits(source, reference)
+    hit = {i for each in theirs for i in range(each.start, max(each.end, each.start + 1))}
+    clean = len(source) - len({i for each in theirs for i in range(each.start, each.end)})
+    count = 0
+    for each in edits(source, repaired):
+        places = range(each.start, max(each.end, each.start + 1))
+        if each not in theirs and not hit & set(places):
+            count += len(places)
+    return count, clean
+
+
+def ngrams(words: Words, n: int) -> Counter[tuple[str, ...]]:
+    """n-grams with their counts."""
+    return Counter(tuple(words[i : i + n]) for i in range(len(words) - n + 1))
+
+
+def gleu_counts(source: Words, repaired: Words, reference: Words) -> list[float]:
+    """What corpus GLEU sums for a sentence: lengths of repair and reference, then matches and n-grams of each order.
+
+    Matches are n-grams shared with the reference, less those shared with the source that the reference does not have
+    (Napoles et al. 2015, without tuning as in 2016).
+    """
+    counts: list[float] = [len(repaired), len(reference)]
+    for n in ORDERS:
+        mine, theirs, given = (ngrams(words, n) for words in (repaired, reference, source))
+        kept = Counter({gram: count for gram, count in given.items() if gram not in theirs})
+        matched = sum((mine & theirs).values()) - sum((mine & kept).values())
+        counts += [max(matched, 0), max(len(repaired) + 1 - n, 0)]
+    return counts
+
+
+def gleu(sums: Sequence[float] | NDArray[np.float64]) -> float:
+    """GLEU of summed counts: the geometric mean of the precisions, with BLEU's brevity penalty."""
+    mine, theirs, *rest = (float(value) for value in sums)
+    matches, totals = rest[::2], rest[1::2]
+    if not mine or min(matches) <= 0 or min(totals) <= 0:
+        return 0.0
+    brevity = min(0.0, 1 - theirs / mine)
+    return math.exp(brevity + sum(math.log(m / t) for m, t in zip(matches, totals, strict=True)) / len(ORDERS))
+
+
+def corpus_gleu(tables: Sequence[Sequence[Sequence[float]]], seed: int = 0, rounds: int = 200) -> dict[str, float]:
+    """Mean over rounds in which every sentence draws one of its references, and its error over sentences.
+
+    `tables` has, for each sentence, `gleu_counts` against each of its references.
+    """
+    rng = np.random.default_rng(seed)
+    arrays = [np.asarray(table, dtype=np.float64) for table in tables]
+
+    def drawn(chosen: NDArray[np.int64]) -> float:
+        picks = (arrays[i][rng.integers(len(arrays[i]))] for i in chosen)
+        return gleu(np.sum(list(picks), axis=0))
+
+    every = np.arange(len(arrays))
+    value = float(np.mean([drawn(every) for _ in range(rounds)]))
+    again = [drawn(rng.integers(len(arrays), size=len(arrays))) for _ in range(rounds)]
+    return {"value": value, "error": float(np.std(again, ddof=1))}
+
+
+def scores(
+    sources: Sequence[str], repaired: Sequence[str], references: Sequence[Sequence[str]], seed: int = 0
+) -> dict[str, Any]:
+    """Everything that is measured of repairs; errors are those of a bootstrap over sentences."""
+    before, after, better, worse = [], [], 0, 0
+    counts: list[Counts] = []
+    touched: list[bool] = []
+    harm: list[tuple[int, int]] = []
+    tables, given = [], []
+    for source, mended, others in zip(sources, repaired, references, strict=True):
+        src, out, refs = source.split(), mended.split(), [each.split() for each in others]
+        d0, d1 = (min(distance(words, ref) for ref in refs) for words in (src, out))
+        before.append(d0)
+        after.append(d1)
+        better, worse = better + (d1 < d0), worse + (d1 > d0)
+        counts.append(counted(src, out, refs))
+        if d0 == 0:
+            touched.append(src != out)
+        harm.append(harmed(src, out, min(refs, key=lambda ref: distance(src, ref))))
+        tables.append([gleu_counts(src, out, ref) for ref in refs])
+        given.append([gleu_counts(src, src, ref) for ref in refs])
+    a, b = np.asarray(before, dtype=np.float64), np.asarray(after, dtype=np.float64)
+    c = np.asarray(counts, dtype=np.float64)
+    n = len(a)
+
+    def interval(statistic: Any) -> dict[str, float]:
+        everything = np.arange(n)
+        low, high = stats.bootstrap(statistic, n, seed)
+        return {"value": float(statistic(everything)), "low": low, "high": high}
+
+    return {
+        "sentences": n,
+        "before": int(a.sum()),
+        "after": int(b.sum()),
+        "change": interval(lambda i: (b[i].sum() - a[i].sum()) / max(a[i].sum(), 1.0)),
+        "better": better,
+        "worse": worse,
+        "precision": interval(lambda i: _share(c[i, 0].sum(), c[i, 1].sum())),
+        "recall": interval(lambda i: _share(c[i, 0].sum(), c[i, 2].sum())),
+        "f05": interval(lambda i: f_score(*c[i].sum(0))),
+        "gleu_before": corpus_gleu(given, seed),
+        "gleu": corpus_gleu(tables, seed),
+        "clean": len(touched),
+        "clean_touched": stats.mean([float(each) for each in touched])._asdict() if touched else None,
+        "harmed": stats.ratio([h for h, _ in harm], [w for _, w in harm])._asdict(),
+    }
+
+
+def _share(right: float, others: float) -> float:
+    return float(right / (right + others)) if right + others else 1.0

@@ -1,0 +1,196 @@
+"""Repairs are scored as the definitions say, and measured on pairs from files and on errors made in clean text."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from scdd.cli.main import main
+from scdd.core.errors import UserError
+from scdd.evals.measure.edit_scores import (
+    Counts,
+    corpus_gleu,
+    counted,
+    distance,
+    edits,
+    f_score,
+    gleu,
+    gleu_counts,
+    harmed,
+    scores,
+)  # fmt: skip
+from scdd.evals.measure.model import EvalModel
+from scdd.evals.measure.pairs import make_pairs, read_pairs
+from scdd.evals.measure.repair import RepairSpec, measure_repair
+from scdd.evals.measure.store import MeasureContext, Store
+from tests import tiny
+
+
+@cache
+def levenshtein(a: tuple[str, ...], b: tuple[str, ...]) -> int:
+    if not a or not b:
+        return len(a) + len(b)
+    return min(levenshtein(a[1:], b) + 1, levenshtein(a, b[1:]) + 1, levenshtein(a[1:], b[1:]) + (a[0] != b[0]))
+
+
+def test_distances_and_edits_are_those_of_the_definition() -> None:
+    rng = Random(0)
+    texts = [tuple(rng.choices("abc", k=rng.randrange(0, 6))) for _ in range(40)]
+    for a, b in itertools.product(texts, texts):
+        assert distance(a, b) == levenshtein(a, b)
+        made = edits(a, b)
+        assert sum(max(each.end - each.start, len(each.new)) for each in made) == levenshtein(a, b)
+        out: list[str] = []
+        place = 0
+        for each in made:
+            assert each.start >= place
+            out += [*a[place : each.start], *each.new]
+            place = each.end
+        assert tuple(out + list(a[place:])) == b
+
+
+def brute_gleu(source: list[str], repaired: list[str], reference: list[str]) -> float:
+    """GLEU of one sentence, n-gram by n-gram."""
+    logs = []
+    for n in range(1, 5):
+        grams = [
+            [tuple(words[i : i + n]) for i in range(len(words) - n + 1)] for words in (source, repaired, reference)
+        ]
+        matched = 0
+        for gram in set(grams[1]):
+            matched += min(grams[1].count(gram), grams[2].count(gram))
+            if gram not in grams[2]:
+                matched -= min(grams[1].count(gram), grams[0].count(gram))
+        if matched <= 0 or not grams[1]:
+            return 0.0
+        logs.append(math.log(matched / len(grams[1])))
+    return math.exp(min(0.0, 1 - len(reference) / len(repaired)) + sum(logs) / 4)
+
+
+def test_gleu() -> None:
+    rng = Random(1)
+    positive = 0
+    for _ in range(200):
+        reference = rng.choices("abcdef", k=9)
+        source, repaired = (
+            [rng.choice("abcdef") if rng.random() < share else word for word in reference] for share in (0.4, 0.15)
+        )
+        expected = brute_gleu(source, repaired, reference)
+        assert gleu(gleu_counts(source, repaired, reference)) == pytest.approx(expected)
+        positive += expected > 0
+    assert positive > 50
+    words = ["the", "river", "runs", "to", "the", "sea"]
+    tables = [[gleu_counts(words, words, words), gleu_counts(words, words, words[:-1])]] * 3
+    assert 0.5 < corpus_gleu(tables)["value"] < 1.0
+    assert corpus_gleu([[tables[0][0]]] * 3) == {"value": 1.0, "error": 0.0}
+
+
+def test_edits_are_counted_against_the_kindest_reference() -> None:
+    source, one, two = ["a", "b", "c", "d", "e"], ["a", "X", "c", "d", "e"], ["a", "b", "c", "Y", "Z"]
+    repaired = ["a", "X", "c", "Q", "e"]
+    assert counted(source, repaired, [one, two]) == Counts(1, 1, 0)
+    assert counted(source, repaired, [two]) == Counts(0, 2, 1)
+    assert counted(source, source, [one, source]) == Counts(0, 0, 0)
+    precision, recall = 1 / 2, 1.0
+    assert f_score(1, 1, 0) == pytest.approx(1.25 * precision * recall / (0.25 * precision + recall))
+    assert harmed(source, repaired, one) == (1, 4)
+    assert harmed(source, [*source, "f"], source) == (1, 5)
+
+
+def test_scores_by_hand() -> None:
+    sources = ["a b c d", "e f g h", "i j k l"]
+    repaired = ["a X c d", "e f g Z", "i j k l"]
+    references = [["a X c d", "a Y c d"], ["e f g h"], ["i M k l"]]
+    found = scores(sources, repaired, references)
+    assert (found["before"], found["after"], found["better"], found["worse"]) == (2, 2, 1, 1)
+    assert found["change"]["value"] == 0.0
+    assert found["precision"]["value"] == found["recall"]["value"] == 0.5
+    assert found["clean_touched"]["value"] == 1.0
+    assert found["clean"] == 1
+    assert found["harmed"]["value"] == pytest.approx(1 / 10)
+    assert found["recall"]["low"] <= 0.5 <= found["recall"]["high"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    place = tmp_path / "pairs"
+    place.mkdir()
+    (place / "src.txt").write_text("Teh river runs.\nThe sea .\n\n", encoding="utf-8")
+    (place / "ref0.txt").write_text("The river runs.\nThe sea .\n\n", encoding="utf-8")
+    (place / "ref1.txt").write_text("The river ran.\nA sea .\n\n", encoding="utf-8")
+    return place
+
+
+def test_pairs_are_read_and_checked(folder: Path) -> None:
+    pairs = read_pairs(str(folder))
+    assert pairs.sources == ("Teh river runs.", "The sea .")
+    assert pairs.references[0] == ("The river runs.", "The river ran.")
+    assert len(pairs.some(1, 0)) == 1
+    (folder / "ref1.txt").write_text("one line\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"ref1\.txt has 1 lines and src\.txt 3"):
+        read_pairs(str(folder))
+    (folder / "src.txt").write_bytes(b"\xff\n")
+    with pytest.raises(UserError, match="not UTF-8"):
+        read_pairs(str(folder))
+    (folder / "src.txt").unlink()
+    with pytest.raises(UserError, match=r"no src\.txt"):
+        read_pairs(str(folder))
+
+
+def test_errors_are_made_in_clean_text(text: Path) -> None:
+    for kind in ("typos", "slips"):
+        pairs = make_pairs([str(text)], kind, 0.2, 6, 0)  # type: ignore[arg-type]
+        assert pairs == make_pairs([str(text)], kind, 0.2, 6, 0)  # type: ignore[arg-type]
+        assert any(source != reference for source, (reference,) in zip(pairs.sources, pairs.references, strict=True))
+        assert all(reference in tiny.TEXT * 8 for (reference,) in pairs.references)
+
+
+def test_a_measurement(scdd: EvalModel, folder: Path, tmp_path: Path) -> None:
+    context, pairs = MeasureContext(Store(tmp_path / "out")), read_pairs(str(folder))
+    found = {mode: measure_repair(context, scdd, pairs, RepairSpec({"mode": mode})) for mode in ("edit", "pass")}
+    assert found["edit"].hash != found["pass"].hash
+    again = measure_repair(context, scdd, pairs, RepairSpec({"mode": "edit"}))
+    assert again.result == found["edit"].result
+    repaired = [scdd.lm.correct(text, mode="pass").text for text in pairs.sources]
+    expected = scores(pairs.sources, repaired, pairs.references)
+    assert {k: v for k, v in found["pass"].result.items() if k in expected} == json.loads(json.dumps(expected))
+    with pytest.raises(UserError, match="strength"):
+        measure_repair(context, scdd, pairs, RepairSpec({"strength": 2.0}))
+
+
+def test_the_verb(
+    folder: Path, text: Path, checkpoints: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, out = f"--model={checkpoints['scdd']}", ["--out", str(tmp_path / "out")]
+    command = [
+        "eval",
+        "repair",
+        model,
+        "--pairs",
+        f"mine={folder}",
+        "--text",
+        str(text),
+        "--num",
+        "2",
+        "--mode",
+        "pass",
+        *out,
+    ]
+    assert main([*command, "--json"]) == 0
+    cells: list[dict[str, Any]] = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert Counter(cell["kind"] for cell in cells) == {"repair": 2}
+    assert cells[0]["made"]["text"] == "mine"
+    assert main(command) == 0
+    assert "| mine, 2 | pass |" in capsys.readouterr().out
+    for wrong, why in ((["--made", "lies"], "--made lies"), (["--mode", "cut"], "mode"), ([], "needs sentences")):
+        rest = command if wrong else ["eval", "repair", model, *out]
+        assert main([*rest, *wrong]) == 2
+        assert why in capsys.readouterr().err
