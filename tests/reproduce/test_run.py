@@ -123,6 +123,7 @@ def double(item: int) -> tuple[int, str, int]:
 
 
 def endless(item: int) -> str:
+    assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []), "Ctrl-C is for the command, which asks once"
     try:
         time.sleep(60)
     except KeyboardInterrupt:

@@ -107,7 +107,7 @@ def test_families_do_not_mix() -> None:
         ("ours", UNMEASURED),
         ("authors", FAILS),
     ]
-    assert found[1].missing == "nelbo of b"
+    assert found[1].missing == "no nelbo of b"
 
 
 def test_one_system_is_paired_by_its_seeds() -> None:
@@ -122,6 +122,14 @@ def test_one_system_is_paired_by_its_seeds() -> None:
     [one] = findings(wild, [helped], ROLES)
     assert one.verdict == HOLDS, "runs differ a hundredfold, and every one is helped alike"
     assert one.trials[0].exact == 0.25
+
+
+def test_two_samplers_of_one_training_are_paired() -> None:
+    wild = [(10.0, 11.0), (100.0, 112.0), (1000.0, 1110.0)]
+    made = [drawn(s, i, 8, pair[k], training="mdlm") for i, pair in enumerate(wild) for k, s in enumerate("ab")]
+    assert told(made, better()) == [HOLDS]
+    apart = [drawn(s, i, 8, pair[k]) for i, pair in enumerate(wild) for k, s in enumerate("ab")]
+    assert told(apart, better()) == [UNDECIDED]
 
 
 def test_chance_is_seldom_taken_for_a_result() -> None:

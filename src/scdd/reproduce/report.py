@@ -197,7 +197,7 @@ def _exact_row(one: Finding, trial: Trial) -> list[Entry]:
 def _missing(scale: Scale, parts: Sequence[Part], found: Mapping[str, Record], tested: Sequence[Finding]) -> list[str]:
     undone = [part.name for part in parts if part.name not in found]
     lines = [
-        f"- {escaped(one.claim.says)} ({escaped(one.family.name)}): no {escaped(one.missing)}."
+        f"- {escaped(one.claim.says)} ({escaped(one.family.name)}): {escaped(one.missing)}."
         for one in tested
         if one.missing
     ]

@@ -110,10 +110,11 @@ def examine(claim: Claim, family: Family, roles: Mapping[str, str], records: Seq
               for arm, name in zip(arms, names, strict=True)]  # fmt: skip
     for arm, name, table in zip(arms, names, tables, strict=True):
         if not table:
-            return replace(base, missing=f"{arm.value} of {name}")
-    trials = _trials(claim, tables)
+            return replace(base, missing=f"no {arm.value} of {name}")
+    same = claim.same_weights or len({one.training for one in records if one.system in names}) == 1
+    trials = _trials(claim, tables, same)
     if not trials:
-        return replace(base, missing=f"{claim.first.value} of {names[0]} and {names[-1]} at a common budget")
+        return replace(base, missing=f"no {claim.first.value} of {names[0]} and {names[-1]} at a common budget")
     if claim.first.value == "gen_ppl" and claim.second is not None:
         trials = [replace(one, fair=_alike(one, names, records)) for one in trials]
     p_for, p_against = _combined(claim, trials)
@@ -148,7 +149,7 @@ def place_of(one: Record) -> int:
     return int(one.settings.get("nfe") or one.settings.get("count") or 0)
 
 
-def _trials(claim: Claim, tables: Sequence[Table]) -> list[Trial]:
+def _trials(claim: Claim, tables: Sequence[Table], same_weights: bool) -> list[Trial]:
     places = sorted(set.intersection(*(set(table) for table in tables)))
     if claim.over == "few-many":
         if len(places) < 2:
@@ -158,12 +159,15 @@ def _trials(claim: Claim, tables: Sequence[Table]) -> list[Trial]:
             {seed: table[few][seed] - table[many][seed] for seed in table[few] if seed in table[many]}
             for table in tables
         ]
-        return [_trial(claim, f"{few} less {many}", values)]
+        return [_trial(claim, f"{few} less {many}", values, same_weights)]
     unit = {"recovery": "K = {}"}.get(claim.kind, "{} steps")
-    return [_trial(claim, unit.format(place) if place else "", [table[place] for table in tables]) for place in places]
+    return [
+        _trial(claim, unit.format(place) if place else "", [table[place] for table in tables], same_weights)
+        for place in places
+    ]
 
 
-def _trial(claim: Claim, place: str, values: Sequence[Mapping[int, float]]) -> Trial:
+def _trial(claim: Claim, place: str, values: Sequence[Mapping[int, float]], same_weights: bool) -> Trial:
     first = values[0]
     if claim.second is None:
         assert claim.than is not None
@@ -171,7 +175,7 @@ def _trial(claim: Claim, place: str, values: Sequence[Mapping[int, float]]) -> T
         b = [math.log(claim.than) if claim.first.value in LOGARITHMIC else claim.than] * len(a)
         return Trial(place, first, None, paired(a, b), sign_flips(a, b))
     second = values[1]
-    if claim.same_weights:
+    if same_weights:  # two numbers of one run: paired
         shared = [seed for seed in first if seed in second]
         a, b = [first[seed] for seed in shared], [second[seed] for seed in shared]
         return Trial(place, first, second, paired(a, b), sign_flips(a, b))
