@@ -82,7 +82,7 @@ def _deployed(ray: Any, spec: ServeSpec, replicas: Replicas) -> Iterator[tuple[A
         except RuntimeError as error:
             raise UserError(f"The replicas did not start ({reason(error)}): look at Ray's logs.") from error
         share = "a GPU" if gpus else f"{cores} core{'s' if cores > 1 else ''}"
-        each = f"{replicas.replicas} {'replicas' if replicas.most > 1 else 'replica'} with {share} each"
+        each = f"{replicas.replicas} replica{'s' if replicas.replicas > 1 else ''} with {share} each"
         yield handle, each if replicas.most == replicas.replicas else f"{each}, up to {replicas.most}"
     finally:
         serve.delete(name)
