@@ -29,7 +29,7 @@ class Front:
 
     def __init__(self, handle: Any, failures: tuple[type[BaseException], ...], seconds: float) -> None:
         self._ask, self._seconds = handle.ask.options(stream=True), seconds
-        self._failures = (StopAsyncIteration, *failures)
+        self._failures: tuple[type[BaseException], ...] = (StopAsyncIteration, *failures)
         self.meters = Meters()
         self._replicas: dict[str, Families] = {}
 
