@@ -93,10 +93,8 @@ def on_ray(job: Preparation, rounds: int) -> None:
         print(f"  {name}: " + ", ".join(f"{clock:.2f} / {cpu:.2f}" for clock, cpu in values))
     for which, what in enumerate(("by the clock", "by CPU time")):
         shown = []
-        for of in (
-            median,
-            max,
-        ):  # what else the machine does only ever slows it: the best rounds are the least disturbed
+        # what else the machine does only ever slows it: the best rounds are the least disturbed
+        for of in (median, max):
             ray, processes = (of([value[which] for value in found[name]]) for name in ("Ray", "processes"))
             shown.append(f"{ray / processes:.3f}")
         print(f"  Ray over processes {what}: {shown[0]} of medians, {shown[1]} of the best rounds", flush=True)

@@ -87,3 +87,14 @@ def test_replicas_that_cannot_be(options: list[str], said: str, capsys: pytest.C
     pytest.importorskip("ray")
     assert main(["serve", *options]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("machines", "replicas", "cores"),
+    [([2], 1, 2), ([2], 2, 1), ([2], 4, 1), ([8, 8], 1, 8), ([8, 8], 3, 4), ([16, 4], 3, 5), ([0, 6], 2, 3)],
+)
+def test_a_replica_lies_on_one_machine(machines: list[int], replicas: int, cores: int) -> None:
+    pytest.importorskip("prometheus_client")
+    from scdd.cluster.serving import equal_share
+
+    assert equal_share(machines, replicas) == cores

@@ -84,6 +84,7 @@ def test_mistakes_come_in_order_and_bugs_keep_their_traceback() -> None:
         list(RayPool().ordered_map(divide, iter(range(9))))
 
 
+@pytest.mark.slow
 def test_a_piece_that_kills_every_worker_is_given_up() -> None:
     with pytest.raises(UserError, match=f"killed {RETRIES + 1} times"):
         list(RayPool().ordered_map(die, iter(range(4))))

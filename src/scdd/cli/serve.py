@@ -95,9 +95,7 @@ def serve(
     limits = Limits(
         body=max_body, steps=max_steps, texts=max_texts, queue=max_queue, seconds=timeout, workers=workers or 1
     )
-    spec = ServeSpec(
-        model, process, device, tuple(changes or ()), compile, name, limits, max_length, batch_size, group
-    )  # fmt: skip
+    spec = ServeSpec(model, process, device, tuple(changes or ()), compile, name, limits, max_length, batch_size, group)
     door = Door(host, port, token, (*LOOPBACK, host) if local and token is None else None, log_level)
     if ray is None:
         _here(spec, door)
@@ -120,9 +118,8 @@ def _on_ray(spec: ServeSpec, door: Door, address: str, replicas: Replicas) -> No
     from scdd.cluster.serving import serve_replicas
     from scdd.serve.service import model_id
 
-    lm = replace(
-        spec, device="cpu", compiled=False
-    ).load()  # mistakes are better heard from here than from each replica
+    # mistakes are better heard from here than from each replica
+    lm = replace(spec, device="cpu", compiled=False).load()
     name, room = spec.name or model_id(lm.name), lm.engine.room
     spec = replace(spec, name=name, length=spec.length or 4 * room)
     said = _about(lm, name)

@@ -80,9 +80,11 @@ def _deployed(ray: Any, spec: ServeSpec, replicas: Replicas) -> Iterator[tuple[A
         try:
             handle = serve.run(deployment.bind(spec, cores), name=name, route_prefix=None)
         except RuntimeError as error:
-            raise UserError(f"The replicas did not start ({reason(error)}): look at Ray's logs.") from error
+            raise UserError(
+                f"The replicas did not start ({reason(error)}): look at Ray's logs, and have the model at the same path on every machine."
+            ) from error
         share = "a GPU" if gpus else f"{cores} core{'s' if cores > 1 else ''}"
-        each = f"{replicas.replicas} {'replicas' if replicas.most > 1 else 'replica'} with {share} each"
+        each = f"{replicas.replicas} replica{'s' if replicas.replicas > 1 else ''} with {share} each"
         yield handle, each if replicas.most == replicas.replicas else f"{each}, up to {replicas.most}"
     finally:
         serve.delete(name)
@@ -99,7 +101,14 @@ def _share(ray: Any, spec: ServeSpec, replicas: Replicas) -> tuple[int, int]:
             f"--replicas is {replicas.replicas}, and Ray has {most} {'GPUs' if gpus else 'cores'} here: ask for fewer, or add "
             "machines."
         )
-    return gpus, 1 if gpus else max(1, cores // replicas.most)
+    machines = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
+    return gpus, 1 if gpus else equal_share(machines, replicas.most)
+
+
+def equal_share(machines: list[int], replicas: int) -> int:
+    """The most cores that each of so many replicas can have; none lies on two machines."""
+    fitting = (cores for cores in range(max(machines), 1, -1) if sum(each // cores for each in machines) >= replicas)
+    return next(fitting, 1)
 
 
 def _number(spec: ServeSpec, replicas: Replicas) -> dict[str, Any]:
