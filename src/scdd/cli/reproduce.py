@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from scdd.cli.cluster import Ray, RayCommand
+from scdd.cluster.pool import RayPool, pool_at
 from scdd.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from scdd.reproduce.records import Records
     from scdd.reproduce.run import Summary
 
+COMMAND = RayCommand
 SHOWN = 20  # failures that are told
 
 
@@ -60,6 +63,7 @@ def reproduce(
         str | None, typer.Option("--llm", help="Also the LLM judge: its name at an OpenAI endpoint. It may cost money.")
     ] = None,
     base_url: Annotated[str | None, typer.Option(help="Address of that endpoint; the key is OPENAI_API_KEY.")] = None,
+    ray: Ray = None,
     price: Annotated[
         float | None, typer.Option(min=0, help="Price of an hour of one process, for the estimate.")
     ] = None,
@@ -78,6 +82,13 @@ def reproduce(
     from scdd.reproduce.records import Records
     from scdd.reproduce.report import write_report
 
+    pool = None
+    if ray is not None:
+        if minutes is not None:
+            raise UserError("--minutes stops processes of this machine: leave it out with --ray, and use Ctrl-C.")
+        pool = pool_at(ray, workers, gpus=True)
+        out, data, judge = out.absolute(), _there(data), _there(judge)  # workers have folders of their own
+        benchmarks = _there(benchmarks)
     choices = Choices(data, judge, llm, base_url, benchmarks)
     parts = make_plan(chosen_scale, out, choices)
     records, failed = Records(out), 0
@@ -88,7 +99,9 @@ def reproduce(
             )
     else:
         wanted = chosen(parts, only or ())
-        failed = _run(chosen_scale, choices, wanted, parts, records, _Wishes(dry_run, minutes, workers, price, quiet))
+        failed = _run(
+            chosen_scale, choices, wanted, parts, records, _Wishes(dry_run, minutes, workers, price, quiet, pool)
+        )
         if dry_run:
             return
     for path in write_report(out, chosen_scale, parts, claims, by_name=report):
@@ -101,9 +114,15 @@ class _Wishes:
     """How the user wants it done."""
 
     def __init__(
-        self, dry_run: bool, minutes: float | None, workers: int | None, price: float | None, quiet: bool
+        self,
+        dry_run: bool,
+        minutes: float | None,
+        workers: int | None,
+        price: float | None,
+        quiet: bool,
+        pool: RayPool | None = None,
     ) -> None:
-        self.dry_run, self.minutes, self.price, self.quiet = dry_run, minutes, price, quiet
+        self.dry_run, self.minutes, self.price, self.quiet, self.pool = dry_run, minutes, price, quiet, pool
         self.gpus = _gpus()
         if workers is not None and self.gpus:
             self.gpus = (self.gpus * -(-workers // len(self.gpus)))[:workers]
@@ -138,11 +157,16 @@ def _run(scale: Any, choices: Any, wanted: list[Part], parts: list[Part], record
         doing = f"{len(todo)} of {len(wanted)} parts to do: {'; '.join(lines)}"
         typer.echo(doing if todo else f"all {len(wanted)} parts are finished", err=True)
     seconds = None if wishes.minutes is None else 60 * wishes.minutes
-    executor = LocalProcesses(wishes.workers, wishes.gpus, seconds)
+    executor = wishes.pool or LocalProcesses(wishes.workers, wishes.gpus, seconds)
     with _signals(), _progress(records, wanted, len(wanted) - len(todo), wishes.quiet) as tell:
         summary = run(tasks, executor, tell)
     _tell(summary)
     return len(summary.failed)
+
+
+def _there(path: str | None) -> str | None:
+    """A name of a file or folder here as one that holds everywhere; other names as they are."""
+    return str(Path(path).absolute()) if path is not None and Path(path).exists() else path
 
 
 def _require_text(scale: Any, choices: Any, todo: list[Part]) -> None:
