@@ -271,7 +271,6 @@ def test_a_prepared_corpus_says_vocabulary_and_epochs(tmp_path: Any, capsys: pyt
         (["nano", "--network", "nan"], "--network is nan"),
         (["nano", "--vocab", "0"], "--vocab is 0"),
         (["adapt/llama"], "scdd convert"),
-        (["nano", "--set", "training.recompute=true"], "kind llama"),
         (["nano", "--set", "model={kind: import, target: 'a:b'}"], "whose costs only your code knows"),
     ],
 )

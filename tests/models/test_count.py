@@ -92,22 +92,22 @@ def live_after_forward(net: Any, rows: int, length: int) -> int:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", ["dit", "dit with time and input bias", "llama", "recompute"])
+@pytest.mark.parametrize("name", ["dit", "dit with time and input bias", "llama", "recompute", "dit, recompute"])
 def test_kept_is_what_a_forward_pass_leaves(name: str, dtype: str) -> None:
     """The slope in the number of rows; what does not grow with it are weights in bfloat16."""
-    shape = SHAPES.get(name, LLAMA)
+    again = name.endswith("recompute")
+    shape = DIT if name == "dit, recompute" else SHAPES.get(name, LLAMA)
     net = network(shape, "cpu")
-    if name == "recompute":
-        net.recompute = True
+    net.recompute = again
     half = 4 if dtype == "float32" else 2
     net.compute_dtype = None if half == 4 else torch.bfloat16
     few, many, length = 2, 10, 32
     net.hidden(torch.zeros(1, length, dtype=torch.int64), torch.rand(1))  # some things are made once
     left = {rows: live_after_forward(net, rows, length) for rows in (few, many)}
     slope = (left[many] - left[few]) / ((many - few) * length)
-    how = Keeping(half=half, fused=False, recompute=name == "recompute")
+    how = Keeping(half=half, fused=False, recompute=again)
     expected = kept(shape, how)
-    if name == "recompute":  # the one block that is whole comes in the backward pass
+    if again:  # the one block that is whole comes in the backward pass
         expected -= whole_block(shape, how)
     assert slope == pytest.approx(expected, rel=0.035)  # a time is a row of conditioning, too
     copies = left[few] - few * length * slope
@@ -122,11 +122,12 @@ def test_kernels_and_recomputing_keep_less() -> None:
     assert kept(DECODERS["smollm2-1.7b"], Keeping(recompute=True)) < 0.25 * kept(DECODERS["smollm2-1.7b"])
 
 
-@pytest.mark.parametrize("name", ["dit", "llama", "llama with everything", "recompute"])
+@pytest.mark.parametrize("name", ["dit", "llama", "llama with everything", "recompute", "dit, recompute"])
 def test_flops_are_those_that_torch_counts(name: str) -> None:
-    shape = SHAPES.get(name, LLAMA)
+    again = name.endswith("recompute")
+    shape = DIT if name == "dit, recompute" else SHAPES.get(name, LLAMA)
     net = network(shape, "cpu")
-    net.recompute = name == "recompute"
+    net.recompute = again
     rows, length = 2, 24
     x = torch.randint(VOCAB.K, (rows, length))
     weights = ElboCoefficients(*(torch.full((rows * length,), value) for value in (0.5, 0.5, 1.0, 1.0, 1.0, 0.0, 0.0)))
@@ -135,8 +136,8 @@ def test_flops_are_those_that_torch_counts(name: str) -> None:
         total, _ = elbo(hidden.flatten(0, 1), net.head, x.flatten(), x.flatten(), weights)
         total.backward()
     counted = counter.get_total_flops() / x.numel()
-    expected = flops(shape, VOCAB.size, length, recompute=name == "recompute")
-    if name == "recompute":  # in plain products attention is no kernel that could be kept
+    expected = flops(shape, VOCAB.size, length, recompute=again)
+    if again:  # in plain products attention is no kernel that could be kept
         expected += 4 * shape.depth * length * shape.heads * shape.head_width
     assert counted == pytest.approx(expected, rel=0.02)  # a DiT's conditioning is the rest
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from scdd.core.errors import UserError
@@ -108,10 +107,6 @@ def job_of(
         raise UserError(f"training.parallel is none, and {gpus} GPUs are asked for: set it to fsdp or ddp.")
     notices: list[str] = []
     shape, start_vocab = _shape(spec)
-    if training.recompute and not isinstance(shape, LlamaConfig):
-        raise UserError(
-            "training.recompute needs a network of kind llama: switch it off, or use a smaller micro_batch_size."
-        )
     known, corpus = _corpus(spec)
     size = vocab or known or start_vocab
     if size is None:
@@ -182,9 +177,10 @@ def _corpus(spec: Recipe) -> tuple[int | None, int | None]:
         return (data.vocab_size, None) if own else (None, None)
     if not isinstance(data, ShardsOptions):
         return None, None
+    from scdd.data.address import place
     from scdd.data.manifest import INDEX, read_manifest
 
-    if not (Path(data.path) / INDEX).is_file():
+    if not (place(data.path) / INDEX).is_file():
         return None, None
-    manifest = read_manifest(Path(data.path))
+    manifest = read_manifest(data.path)
     return manifest["tokenizer"]["vocab_size"], manifest["splits"].get("train", {}).get("tokens")

@@ -117,10 +117,13 @@ def _loss(job: Job) -> float:
 
 
 def _work(job: Job) -> float:
-    """Muon's on the matrices of one shape, all blocks together."""
+    """Muon's: matrices of one shape, all blocks together; replicas share their products; of shards, one matrix at a time."""
     if job.training.muon is None:
         return 0.0
     groups: dict[tuple[int, int], int] = {}
     for rows, columns in matrices(job.shape).values():
         groups[rows, columns] = groups.get((rows, columns), 0) + job.shape.depth * rows * columns
-    return max(groups.values()) * (ORTHOGONAL + FLOAT / job.shards)
+    if job.shards > 1:  # beside the matrix that it owns, its rows of the others' in the same round, there and back
+        return max(rows * columns for rows, columns in groups) * (ORTHOGONAL + FLOAT + HALF)
+    shared = ORTHOGONAL if job.gpus == 1 else HALF + ORTHOGONAL / job.gpus
+    return max(groups.values()) * (shared + FLOAT)

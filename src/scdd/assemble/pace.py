@@ -99,11 +99,12 @@ def _update_moved(job: Job) -> float:
 
 
 def _update_products(job: Job) -> float:
-    """Muon's iteration: x xᵀ, its square, and their product with x, on every GPU."""
+    """Muon's iteration: x xᵀ, its square, and their product with x. Each matrix is one GPU's: of all, or of a copy's shards."""
     if job.training.muon is None:
         return 0.0
     sides = [(min(size), max(size)) for size in matrices(job.shape).values()]
-    return float(job.shape.depth * ROUNDS * sum(4 * short**2 * long + 2 * short**3 for short, long in sides))
+    whole = job.shape.depth * ROUNDS * sum(4 * short**2 * long + 2 * short**3 for short, long in sides)
+    return whole / (job.shards if job.shards > 1 else job.gpus)
 
 
 def _sent(job: Job, gpu: Gpu, network: float) -> float:
