@@ -69,6 +69,18 @@ def test_lines_in_lines_out(model: str, tmp_path: Path, capsys: pytest.CaptureFi
     assert "2 of 4 texts could not be answered" in err
 
 
+@pytest.mark.parametrize("verb", ["correct", "score"])
+def test_other_verbs(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str) -> None:
+    given = tmp_path / "in.txt"
+    given.write_text("The river runs.\nA sea.\n", encoding="utf-8")
+    argv = (verb, "--model", model, "--device", "cpu", *(("--mode", "pass") if verb == "correct" else ()))
+    code, out, _ = run(capsys, *argv, "--lines", str(given))
+    assert code == 0
+    for line, text in zip(out.splitlines(), ("The river runs.", "A sea."), strict=True):
+        _, alone, _ = run(capsys, *argv, text, *(("--json",) if verb == "score" else ()))
+        assert (json.loads(line)["score"] == json.loads(alone)) if verb == "score" else line == alone.rstrip("\n")
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [

@@ -335,7 +335,7 @@ def test_mistakes_are_named(lm: LM, tmp_path: Path) -> None:
         (lambda: lm.generate(1, sampler={"kind": "p2"}), "no sampler"),
         (lambda: lm.infill(None), "NoneType"),
         (lambda: lm.infill("The [MASK]", 0), "num is 0"),
-        (lambda: lm.correct(["The river"]), "list"),
+        (lambda: lm.correct([["The river"]]), "list"),
         (lambda: lm.correct("The river", steps="3"), "steps"),
         (lambda: lm.score("caf\udce9"), "Unicode"),
         (lambda: lm.score("The river", strength="much"), "strength"),
@@ -440,3 +440,15 @@ def test_a_model_brings_its_own_repair_options(tmp_path: Path, folder: Path) -> 
     wrong = bundle.write(tmp_path / "bad", replace(checkpoint, extra={"repair": {"threshold": 7}}), checkpoint.weights)
     with pytest.raises(UserError, match=r"meta\.json has wrong repair options"):
         scdd.load(wrong)
+
+
+@pytest.mark.parametrize("mode", ["edit", "reverse", "pass"])
+def test_a_list_is_scored_and_repaired_as_each_text_alone(lm: LM, mode: str) -> None:
+    """Also where texts of several windows come among short ones."""
+    given = ["The river runs.", "The quick brown fox jumps over the dog. " * 6, "A sea.", "The river runs."]
+    assert lm.score(given, blocks=True) == tuple(lm.score(text, blocks=True) for text in given)
+    assert lm.score([]) == ()
+    how = {"mode": mode, "strength": 0.3, "steps": 3, "seed": 4, "blocks": True}
+    together = lm.correct(given, **how)  # type: ignore[call-overload]
+    assert [each.json() for each in together] == [lm.correct(text, **how).json() for text in given]  # type: ignore[call-overload]
+    assert lm.correct([], mode=mode) == ()

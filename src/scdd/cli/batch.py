@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from scdd.lm.results import Result
 
     Answer = Result | Sequence[Result]
-    Ask = Callable[[Sequence[str]], Sequence[Answer]]
+    Ask = Callable[[list[str]], Sequence[Answer]]
     Plain = Callable[[Any], str]
 
 CHUNK = 16

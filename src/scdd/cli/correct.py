@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from scdd.cli import options as o
+from scdd.cli.batch import BatchFlags, check_alone, run_batch
 from scdd.cli.view import save_trace, show_correction
 from scdd.core.errors import UserError
 from scdd.lm.options import RepairOptions
 
+if TYPE_CHECKING:
+    from scdd.lm.results import Correction
+
 
 @o.with_flags(o.DrawFlags)
+@o.with_flags(BatchFlags, "many")
 @o.with_options(RepairOptions)
 def correct(
     text: o.Text = None,
@@ -23,9 +28,20 @@ def correct(
     blocks: o.Blocks = False,
     *,
     flags: o.DrawFlags,
+    many: BatchFlags,
     chosen: dict[str, Any],
 ) -> None:
-    """Find and repair what a model doubts in a text: an argument, a file, or standard input."""
+    """Find and repair what a model doubts in a text: an argument, a file, or standard input; or in many (--jsonl, --lines)."""
+    if many.wanted:
+        check_alone(text, file, flags.trace)
+        lm, stay = flags.open(), tuple(freeze or ())
+
+        def ask(texts: list[str]) -> tuple[Correction, ...]:
+            return lm.correct(texts, freeze=stay, seed=flags.seed, blocks=blocks, **chosen)
+
+        settings = {"freeze": stay, "blocks": blocks, "seed": flags.seed, "changes": flags.changes, **chosen}
+        run_batch("correct", many, {"model": lm.name, **settings}, ask, lambda correction: correction.text)
+        return
     given = o.read_text(text, file)
     lm, record = flags.open(), flags.trace is not None
     mode = chosen.get("mode", "reverse")

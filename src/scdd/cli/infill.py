@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from scdd.cli import options as o
@@ -34,7 +33,7 @@ def infill(
         lm = flags.open()
         plan = lm.plan(seed=flags.seed, batch_size=batch_size, **chosen)
 
-        def ask(texts: Sequence[str]) -> list[tuple[Sample, ...]]:
+        def ask(texts: list[str]) -> list[tuple[Sample, ...]]:
             samples = lm.start_infill(texts, num, blocks=blocks, plan=plan).results
             return [samples[i : i + num] for i in range(0, len(samples), num)]
 

@@ -5,15 +5,29 @@ from __future__ import annotations
 from typing import Any
 
 from scdd.cli import options as o
+from scdd.cli.batch import BatchFlags, check_alone, run_batch
 from scdd.cli.view import show_score
 from scdd.lm.options import RepairOptions
 
 
 @o.with_flags(o.ModelFlags)
+@o.with_flags(BatchFlags, "many")
 @o.with_options(RepairOptions, "strength")
 def score(
-    text: o.Text = None, file: o.File = None, blocks: o.Blocks = False, *, flags: o.ModelFlags, chosen: dict[str, Any]
+    text: o.Text = None,
+    file: o.File = None,
+    blocks: o.Blocks = False,
+    *,
+    flags: o.ModelFlags,
+    many: BatchFlags,
+    chosen: dict[str, Any],
 ) -> None:
     """Show how likely a model finds each token of a text, and how much it doubts it."""
+    if many.wanted:
+        check_alone(text, file)
+        lm = flags.open()
+        settings = {"model": lm.name, "blocks": blocks, **chosen}
+        run_batch("score", many, settings, lambda texts: lm.score(texts, blocks=blocks, **chosen), None)
+        return
     given = o.read_text(text, file)
     show_score(flags.open().score(given, blocks=blocks, **chosen), flags)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, overload
 
 import torch
 from typing_extensions import Unpack
@@ -43,6 +43,22 @@ if TYPE_CHECKING:
     from scdd.lm.edits.channel import Channel
 
 Grid = GridKind | Sequence[float]
+Texts = list[str] | tuple[str, ...]
+
+
+class Correcting(TypedDict, total=False):
+    """How `correct` is asked, for type checkers."""
+
+    mode: str | None
+    strength: float | None
+    threshold: float | None
+    freeze: make.Freeze
+    steps: int | None
+    seed: int
+    final: Final | None
+    top_p: float | None
+    blocks: bool
+    record: bool
 
 
 class LM:
@@ -245,17 +261,32 @@ class LM:
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
-    def score(self, text: str, *, strength: float | None = None, blocks: bool = False) -> Score:
-        """How likely the model finds each token, and how much it doubts it at noise level `strength`."""
-        options = self._repair_options({"strength": strength})
-        row = make.whole(self.tokenizer, text)
-        self._check_room(len(row), blocks)
-        scored = score_tokens(self.engine, row, options)
-        return Score(text, options.strength, scored.nfe, scored.tokens)
+    @overload
+    def score(self, text: str, *, strength: float | None = None, blocks: bool = False) -> Score: ...
+
+    @overload
+    def score(self, text: Texts, *, strength: float | None = None, blocks: bool = False) -> tuple[Score, ...]: ...
+
+    def score(
+        self, text: str | Texts, *, strength: float | None = None, blocks: bool = False
+    ) -> Score | tuple[Score, ...]:
+        """How likely the model finds each token, and how much it doubts it at noise level `strength`; of a list, for each."""
+        options, given = self._repair_options({"strength": strength}), texts("The text", text)
+        rows = [make.whole(self.tokenizer, each) for each in given]
+        self._check_room(max(map(len, rows), default=0), blocks)
+        scored = score_tokens(self.engine, rows, options)
+        scores = tuple(Score(t, options.strength, s.nfe, s.tokens) for t, s in zip(given, scored, strict=True))
+        return scores[0] if isinstance(text, str) else scores
+
+    @overload
+    def correct(self, text: str, **how: Unpack[Correcting]) -> Correction: ...
+
+    @overload
+    def correct(self, text: Texts, **how: Unpack[Correcting]) -> tuple[Correction, ...]: ...
 
     def correct(
         self,
-        text: str,
+        text: str | Texts,
         *,
         mode: str | None = None,
         strength: float | None = None,
@@ -267,25 +298,29 @@ class LM:
         top_p: float | None = None,
         blocks: bool = False,
         record: bool = False,
-    ) -> Correction:
+    ) -> Correction | tuple[Correction, ...]:
         """Keep what is right, repair what is not; what is left out is as the model has it (`lm.repair`).
 
         mode "edit" replaces, deletes and inserts words where the odds are clear: candidates are spelt nearly alike, other forms,
         small words, or the model's own, and the gain in its likelihood is set against how writers err; `strength` is the share
-        of the text that is taken for wrong. mode "reverse" takes the text for z_t at t = `strength` and walks the reverse process from there in `steps` steps:
-        doubts come from the whole x_θ, replacements from its nucleus `top_p`. mode "pass" changes, in one evaluation, every
-        token whose probability is below `threshold` of the best one's. `freeze` names pieces of the text, or character
-        ranges, that must stay.
+        of the text that is taken for wrong. mode "reverse" takes the text for z_t at t = `strength` and walks the reverse process
+        from there in `steps` steps: doubts come from the whole x_θ, replacements from its nucleus `top_p`. mode "pass" changes, in
+        one evaluation, every token whose probability is below `threshold` of the best one's. `freeze` names pieces of the text,
+        or character ranges, that must stay. A list of texts is answered with a tuple, each as if it were alone.
         """
         mode = mode or ("reverse" if record else None)  # the one that has steps
         wishes = {
             "mode": mode, "strength": strength, "threshold": threshold, "steps": steps, "final": final, "top_p": top_p
         }  # fmt: skip
-        repair = self.to_repair(text, wishes, freeze=freeze, seed=seed, blocks=blocks)
-        if repair.options.mode != "reverse":
-            return repair.at_once()
-        run, finish = self.start_correct(repair, record)
-        return finish(run.results[0])
+        given = texts("The text", text)
+        repairs = [self.to_repair(each, wishes, freeze=freeze, seed=seed, blocks=blocks) for each in given]
+        if repairs and repairs[0].options.mode == "reverse":
+            walks = [self.start_correct(repair, record) for repair in repairs]
+            samples = Run.joined([run for run, _ in walks]).results
+            corrections = tuple(finish(sample) for (_, finish), sample in zip(walks, samples, strict=True))
+        else:
+            corrections = tuple(repair.at_once() for repair in repairs)
+        return corrections[0] if isinstance(text, str) else corrections
 
     def to_repair(
         self, text: str, wishes: dict[str, Any], *, freeze: make.Freeze = (), seed: int = 0, blocks: bool = False

@@ -16,7 +16,7 @@ from scdd.core.errors import UserError
 from scdd.lm.options import RepairOptions
 from scdd.lm.results import Change, Correction, Sample, TokenScore
 from scdd.lm.rows import Row
-from scdd.lm.run import Engine, windows
+from scdd.lm.run import Engine, Window, windows
 from scdd.ops.head import Top
 from scdd.processes.base import Process
 from scdd.samplers.prediction import Prediction, row_groups
@@ -24,10 +24,15 @@ from scdd.samplers.prediction import Prediction, row_groups
 if TYPE_CHECKING:
     from scdd.lm.edits.channel import Channel
 
+TOGETHER = 16  # windows that are read at a time
 
-def likeliest(denoiser: Denoiser, z: Tensor, t: float) -> Top:
-    """The likeliest token at every position of z [B, L], taken as z_t, and the probability of the one standing there."""
-    return Prediction(denoiser, row_groups(z), z, t).top()
+
+def likeliest(denoiser: Denoiser, z: Tensor, t: float, lengths: Sequence[int] | None = None) -> Top:
+    """The likeliest token at every position of z [B, L], taken as z_t, and the probability of the one standing there.
+
+    `lengths` says how many columns of each row are real, if not all are.
+    """
+    return Prediction(denoiser, row_groups(z, lengths), z, t).top()
 
 
 def one_pass(best: Top, z: Tensor, frozen: Tensor, threshold: float) -> Tensor:
@@ -50,29 +55,46 @@ class Scored(NamedTuple):
 
 
 @torch.no_grad()
-def score_tokens(engine: Engine, row: Row, options: RepairOptions) -> Scored:
-    """Every token of a text taken as z_t at t = strength, and what the one-pass repair would make of it."""
-    process = diffusion_process(engine)
-    scores: list[TokenScore] = []
-    repaired: list[int] = []
-    parts = windows(len(row), engine.room)
-    for window in parts:
-        z, frozen = engine.framed_tensors([row.tokens[window.start : window.stop]])
-        frozen[:, 1:-1] |= torch.tensor(row.frozen[window.start : window.stop], device=z.device)
-        best = likeliest(engine.model.denoiser, z, options.strength)
-        mended = one_pass(best, z, frozen, options.threshold)
-        move = process.transition(z, best.log_p_z.exp(), CLEAN, options.strength)
-        p_z = best.log_p_z.double().exp()
-        # where the schedule leaves a token no probability at all, nothing speaks for it
-        doubt = (1.0 - move.keep - move.model * p_z).nan_to_num(1.0).clamp(0.0, 1.0)
-        fresh = slice(window.fresh - window.start + 1, window.stop - window.start + 1)
-        columns = (z, p_z, best.tokens[..., 0], best.log_p[..., 0].double().exp(), doubt, mended)
-        values = zip(*(column[0, fresh].tolist() for column in columns), strict=True)
-        for i, (token, p, top, p_best, wrong, new) in enumerate(values, start=window.fresh):
-            names = engine.tokenizer.token(token), engine.tokenizer.token(top)
-            scores.append(TokenScore(i, token, names[0], p, names[1], p_best, wrong))
-            repaired.append(new)
-    return Scored(tuple(scores), tuple(repaired), len(parts))
+def score_tokens(engine: Engine, rows: Sequence[Row], options: RepairOptions) -> list[Scored]:
+    """Every token of each text taken as z_t at t = strength, and what the one-pass repair would make of it."""
+    parts = [(i, window) for i, row in enumerate(rows) for window in windows(len(row), engine.room)]
+    # Texts of like lengths together, for little padding; a text's windows stay in their order.
+    parts.sort(key=lambda part: len(rows[part[0]]))
+    scores: list[list[TokenScore]] = [[] for _ in rows]
+    repaired: list[list[int]] = [[] for _ in rows]
+    seen = [0] * len(rows)
+    for first in range(0, len(parts), TOGETHER):
+        batch = parts[first : first + TOGETHER]
+        columns = _columns(engine, [(rows[i], window) for i, window in batch], options)
+        for r, (i, window) in enumerate(batch):
+            fresh = slice(window.fresh - window.start + 1, window.stop - window.start + 1)
+            values = zip(*(column[r, fresh].tolist() for column in columns), strict=True)
+            for place, (token, p, top, p_best, wrong, new) in enumerate(values, start=window.fresh):
+                names = engine.tokenizer.token(token), engine.tokenizer.token(top)
+                scores[i].append(TokenScore(place, token, names[0], p, names[1], p_best, wrong))
+                repaired[i].append(new)
+            seen[i] += 1
+    return [Scored(tuple(s), tuple(r), n) for s, r, n in zip(scores, repaired, seen, strict=True)]
+
+
+def _columns(engine: Engine, batch: Sequence[tuple[Row, Window]], options: RepairOptions) -> tuple[Tensor, ...]:
+    """[B, L] each: tokens, x_θ of them, the likeliest ones, x_θ of those, doubts, the tokens after the one-pass repair."""
+    framed = [engine.framed(row.tokens[window.start : window.stop]) for row, window in batch]
+    longest = max(map(len, framed))
+    z = torch.tensor(
+        [[*row, *[engine.tokenizer.mask_id] * (longest - len(row))] for row in framed], device=engine.device
+    )
+    frozen = torch.ones_like(z, dtype=torch.bool)
+    for r, (row, window) in enumerate(batch):
+        given = torch.tensor(row.frozen[window.start : window.stop], device=z.device)
+        frozen[r, 1 : 1 + len(given)] = given
+    best = likeliest(engine.model.denoiser, z, options.strength, [len(row) for row in framed])
+    mended = one_pass(best, z, frozen, options.threshold)
+    move = diffusion_process(engine).transition(z, best.log_p_z.exp(), CLEAN, options.strength)
+    p_z = best.log_p_z.double().exp()
+    # where the schedule leaves a token no probability at all, nothing speaks for it
+    doubt = (1.0 - move.keep - move.model * p_z).nan_to_num(1.0).clamp(0.0, 1.0)
+    return z, p_z, best.tokens[..., 0], best.log_p[..., 0].double().exp(), doubt, mended
 
 
 def diffusion_process(engine: Engine) -> Process:
@@ -110,7 +132,7 @@ class Repair:
 
         channel = self.channel or usual_channel()
         made = Editor(self.engine, english(), channel, self.options.strength, self.seed).edit(self.text, self.frozen)
-        scored = score_tokens(self.engine, self.row, self.options)
+        [scored] = score_tokens(self.engine, [self.row], self.options)
         how = {"steps": made.rounds, "nfe": made.nfe + scored.nfe, "sampler": "noisy channel", "final": "edit"}
         tokens = self.engine.tokenizer.encode(made.text) if made.edits else self.row.tokens
         same = self._correction(scored, self.row.tokens, [], how)
@@ -118,7 +140,7 @@ class Repair:
 
     def in_one_pass(self) -> Correction:
         """One evaluation of each window."""
-        scored = score_tokens(self.engine, self.row, self.options)
+        [scored] = score_tokens(self.engine, [self.row], self.options)
         p_after = [score.p_best for score in scored.tokens]
         how = {"steps": 1, "nfe": scored.nfe, "sampler": "threshold rule", "final": "pass"}
         return self._correction(scored, scored.one_pass, p_after, how)
@@ -126,7 +148,7 @@ class Repair:
     def of_walk(self, sample: Sample, record: bool) -> Correction:
         """From a recorded walk of the reverse process."""
         assert sample.trajectory is not None
-        scored = score_tokens(self.engine, self.row, self.options)
+        [scored] = score_tokens(self.engine, [self.row], self.options)
         p_after = sample.trajectory.last_log_p.double().exp().nan_to_num(0.0).tolist()
         how = {"steps": sample.steps, "nfe": scored.nfe + sample.nfe, "sampler": sample.sampler, "final": sample.final}
         correction = self._correction(scored, sample.tokens, p_after, how)
