@@ -54,6 +54,11 @@ class Draft:
         return [(low + shift, high + shift) for (low, high), shift in zip(ranges, shifts, strict=True)]
 
     @property
+    def changed(self) -> list[tuple[int, int]]:
+        """Ranges of the present text that edits wrote."""
+        return [(p.start, p.end) for p in self._pieces if p.end > p.start]
+
+    @property
     def edits(self) -> tuple[Edit, ...]:
         """What was changed, by the original's characters; what came back to what it was is no edit."""
         made = [

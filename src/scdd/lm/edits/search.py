@@ -63,7 +63,9 @@ class Editor:
         rounds = 0
         while rounds < ROUNDS and again != []:
             rounds += 1
-            words = cut(draft.text, draft.now(frozen))
+            words = cut(
+                draft.text, [*draft.now(frozen), *draft.changed]
+            )  # no edit of an edit: two steps could lead anywhere
             found = [
                 judged
                 for window, core in windows(reader, words, _near(words, again))
