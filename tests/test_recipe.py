@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from scdd.core.errors import UserError
@@ -92,6 +92,7 @@ def _hint(key: str) -> Any:
     return hints(Recipe)[key]
 
 
+@settings(max_examples=20)
 @given(recipes())
 def test_a_written_recipe_reads_back_unchanged(recipe: Recipe):
     assert loads(dumps(recipe)) == recipe
@@ -108,6 +109,7 @@ def test_yaml_text_keeps_any_value(value: Any):
     assert parse(render(value)) == value
 
 
+@settings(max_examples=20)
 @given(recipes(), st.data())
 def test_setting_a_value_to_itself_changes_nothing(recipe: Recipe, data: st.DataObject):
     tree = to_dict(recipe)

@@ -90,7 +90,7 @@ def sample(recorded: bool = True) -> Sample:
     trajectory = Trajectory(start, tokens[None], moved, log_p, (Moment(1, 1.0, 0.0),), tokenizer)
     facts = ("ancestral", "greedy", "scdd", True)
     counts = (0, 0, 1, 1, len(tokens), 0, 0)
-    return Sample("x", tuple(tokens.tolist()), *counts, *facts, trajectory if recorded else None)
+    return Sample("x", tuple(tokens.tolist()), *counts, *facts, trajectory=trajectory if recorded else None)
 
 
 def test_a_player_holds_the_whole_page_in_one_attribute() -> None:

@@ -36,7 +36,7 @@ def sample() -> tuple[Sample, TextTokenizer]:
     log_p, moved = torch.zeros(1, len(tokens)), torch.ones(1, len(tokens), dtype=torch.int8)
     way = Trajectory(start, tokens[None], moved, log_p, (Moment(1, 1.0, 0.0),), tokenizer)
     counts = (0, 0, 1, 1, len(tokens), 0, 0)
-    return Sample("x", tuple(tokens.tolist()), *counts, "ancestral", "greedy", "scdd", True, way), tokenizer
+    return Sample("x", tuple(tokens.tolist()), *counts, "ancestral", "greedy", "scdd", True, trajectory=way), tokenizer
 
 
 def test_no_text_leaves_the_pages_data() -> None:

@@ -260,10 +260,10 @@ def test_ar() -> None:
     """Bigram counts of long rows against the table, filters included."""
     filters, known = Filters(top_p=0.9), table(VOCAB)
     network = Bigrams(known.head.weight[:V].T, VOCAB)
-    z = torch.full((4, 2_500), MASK)
-    z[:, 0] = torch.tensor(ORDINARY)
+    z = torch.full((16, 640), MASK)
+    z[:, 0] = torch.tensor(ORDINARY).repeat(4)
     model, rows = Model(network, Autoregressive(VOCAB)), TokenRows(z, frozen=z != MASK)
-    (frame,) = walk(model, Ar(), (1.0, 0.0), rows, CounterRNG(0, range(4)), filters=filters, record=False)
+    (frame,) = walk(model, Ar(), (1.0, 0.0), rows, CounterRNG(0, range(16)), filters=filters, record=False)
     before, after = frame.tokens[:, :-1], frame.tokens[:, 1:]
     for token in ORDINARY:
         assert_frequencies(after[before == token], known.x_theta(filters)[token])
