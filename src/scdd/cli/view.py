@@ -128,9 +128,9 @@ def _lengths(tried: Sequence[Tried]) -> str:
     best: dict[tuple[int, ...], Tried] = {}
     for each in tried:  # best first
         best.setdefault(each.lengths, each)
-    shown = [f"{'+'.join(map(str, lengths))}: {one.nats:.2f}" for lengths, one in best.items()]
+    shown = [f"{'+'.join(map(str, lengths))}: {one.nats:.2f} ({one.score:.2f})" for lengths, one in best.items()]
     rest = f" · {len(shown) - LENGTHS} more" if len(shown) > LENGTHS else ""
-    return f"[tokens: nats a filled token, fewest win · {' · '.join(shown[:LENGTHS])}{rest}]"
+    return f"[tokens: nats a filled token (less for length, lowest wins) · {' · '.join(shown[:LENGTHS])}{rest}]"
 
 
 def show_correction(correction: Correction, flags: ModelFlags) -> None:

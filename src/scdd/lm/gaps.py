@@ -19,8 +19,10 @@ from scdd.samplers.plan import SamplingPlan
 
 LOOKS = 16
 """Noise levels at which a filling is looked at."""
-LENGTH_PRICE = 0.0
-"""Nats a token for a filling that is e times as long."""
+LENGTH_CREDIT = 0.7
+"""The prior of lengths: nats a token that a filling is credited with for being e times as long. Inside a gap every token has less
+to go by the longer the gap is, and without a credit the shortest filling wins too often. With 0.7 the chosen lengths are
+right on average (the bundled model, 20 gaps of 3 to 10 tokens in training articles)."""
 
 
 def start(engine: Engine, gaps: Gaps, num: int, plan: SamplingPlan) -> Run:
@@ -48,14 +50,14 @@ def together(runs: Sequence[Run]) -> Run:
 
 
 def best(engine: Engine, gaps: Gaps, samples: Sequence[Sample], num: int) -> tuple[Sample, ...]:
-    """The `num` fillings with the lowest bound a token, a length's price included; repeated texts come last."""
+    """The `num` fillings with the lowest bound a token, less the credit of their length; repeated texts come last."""
     each = len(samples) // len(gaps.tries)
     lengths = [lengths for lengths in gaps.tries for _ in range(each)]
     tried = []
     for sample, sizes in zip(samples, lengths, strict=True):
         row = Row(sample.tokens, gaps.row(sizes).frozen)
         nats = bound(engine, row, sample.seed) / sum(sizes)
-        tried.append(Tried(sizes, sample.index, nats, nats + LENGTH_PRICE * math.log(sum(sizes))))
+        tried.append(Tried(sizes, sample.index, nats, nats - LENGTH_CREDIT * math.log(sum(sizes))))
     ranked = sorted(range(len(tried)), key=lambda i: (tried[i].score, i))
     first = {samples[i].tokens: i for i in reversed(ranked)}  # of equal ones the first
     ranked.sort(key=lambda i: first[samples[i].tokens] != i)  # the others come last

@@ -72,7 +72,7 @@ class Tried(Result):
     nats: float
     """The bound on −log p(filling | the rest), per filled token."""
     score: float
-    """What it is ranked by: the bound, and the price of its length; lower is better."""
+    """What it is ranked by: the bound, less a credit for its length; lower is better."""
 
 
 @dataclass(frozen=True)
