@@ -61,12 +61,19 @@ def test_it_goes_on_behind_the_last_whole_line(
 
 def test_lines_in_lines_out(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = tmp_path / "in.txt"
-    given.write_text("The [MASK:2] sea\n\nNothing to fill\nThe [MASK] river\n", encoding="utf-8")
-    code, out, err = run(capsys, "infill", "--model", model, "--device", "cpu", "--steps", "2", "--lines", str(given))
+    given.write_text("\ufeffThe [MASK:2] sea\r\n\nNothing to fill\nThe [MASK] river\n", encoding="utf-8")
+    argv = ("infill", "--model", model, "--device", "cpu", "--steps", "2", "--lines", str(given))
+    code, out, err = run(capsys, *argv)
     lines = out.split("\n")
     assert (code, len(lines), lines[1:3]) == (0, 5, ["", "Nothing to fill"])
     assert lines[0].startswith("The")
-    assert "2 of 4 texts could not be answered" in err
+    assert "1 of 4 texts could not be answered (they stand as they were), first line 3: The text has nothing" in err
+    code, out, err = run(capsys, *argv, "--json", "--num", "2")
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert [len(row.get("infill", ())) for row in rows] == [2, 0, 0, 2]
+    assert "see \"error\" in their lines" in err
+    code, _, err = run(capsys, *argv, "--num", "2")
+    assert (code, "add --json" in err) == (2, True), "a text would be lost"
 
 
 @pytest.mark.parametrize("verb", ["correct", "score"])

@@ -40,7 +40,8 @@ def correct(
             return lm.correct(texts, freeze=stay, seed=flags.seed, blocks=blocks, **chosen)
 
         settings = {"freeze": stay, "blocks": blocks, "seed": flags.seed, "changes": flags.changes, **chosen}
-        run_batch("correct", many, {"model": lm.name, **settings}, ask, lambda correction: correction.text)
+        plain = None if flags.json else lambda correction: correction.text
+        run_batch("correct", many, {"model": lm.name, **settings}, ask, plain)
         return
     given = o.read_text(text, file)
     lm, record = flags.open(), flags.trace is not None
