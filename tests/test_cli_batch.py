@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -54,9 +55,20 @@ def test_it_goes_on_behind_the_last_whole_line(
         assert out.read_bytes() == whole, cut
     code, _, err = run(capsys, *argv, "--seed", "1")
     assert (code, "other settings" in err) == (2, True)
+    code, _, err = run(capsys, *argv, "--process", "gidd")
+    assert (code, "other settings" in err) == (2, True)
     (tmp_path / "mine.txt").write_text("mine")
     code, _, err = run(capsys, *argv[:-1], str(tmp_path / "mine.txt"))
     assert (code, (tmp_path / "mine.txt").read_text()) == (2, "mine")
+
+
+def test_other_weights_in_the_same_place_are_other_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place, out = tmp_path / "model", tmp_path / "out.jsonl"
+    argv = ("score", "--device", "cpu", "--jsonl", str(source(tmp_path / "in.jsonl", 1)), "--out", str(out))
+    assert run(capsys, *argv, "--model", str(tiny.checkpoint(place)))[0] == 0
+    shutil.rmtree(place)
+    code, _, err = run(capsys, *argv, "--model", str(tiny.checkpoint(place, quality=True)))
+    assert (code, "other settings" in err) == (2, True)
 
 
 def test_lines_in_lines_out(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,7 +83,7 @@ def test_lines_in_lines_out(model: str, tmp_path: Path, capsys: pytest.CaptureFi
     code, out, err = run(capsys, *argv, "--json", "--num", "2")
     rows = [json.loads(line) for line in out.splitlines()]
     assert [len(row.get("infill", ())) for row in rows] == [2, 0, 0, 2]
-    assert "see \"error\" in their lines" in err
+    assert 'see "error" in their lines' in err
     code, _, err = run(capsys, *argv, "--num", "2")
     assert (code, "add --json" in err) == (2, True), "a text would be lost"
 

@@ -20,6 +20,7 @@ import typer
 from scdd.core.errors import UserError
 
 if TYPE_CHECKING:
+    from scdd.lm.model import LM
     from scdd.lm.results import Result
 
     Answer = Result | Sequence[Result]
@@ -74,6 +75,15 @@ def check_alone(text: str | None, file: Path | None, trace: Path | None = None) 
         raise UserError("A single text is given beside --jsonl or --lines: keep one of them.")
     if trace is not None:
         raise UserError("--trace shows the steps of one text: leave it out for many.")
+
+
+def identity(lm: LM, flags: BatchFlags) -> dict[str, str]:
+    """What tells one model from another where answers are gone on with: its weights may have changed in their place."""
+    if flags.out is None:
+        return {}
+    from scdd.evals.measure.model import weights_hash
+
+    return {"model": lm.name, "process": lm.engine.process_name, "weights": weights_hash(lm)}
 
 
 def run_batch(verb: str, flags: BatchFlags, settings: dict[str, Any], ask: Ask, plain: Plain | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from scdd.cli import options as o
-from scdd.cli.batch import BatchFlags, check_alone, run_batch
+from scdd.cli.batch import BatchFlags, check_alone, identity, run_batch
 from scdd.cli.view import draw
 from scdd.core.errors import UserError
 from scdd.samplers.options import DRAWING, SamplingOptions
@@ -39,7 +39,7 @@ def infill(
             return [samples[i : i + num] for i in range(0, len(samples), num)]
 
         settings = {
-            "model": lm.name,
+            **identity(lm, many),
             "num": num,
             "blocks": blocks,
             "seed": flags.seed,
