@@ -74,13 +74,16 @@ def recovered(table: Array, z: int, steps: int, top_p: float, p_u: float, m: int
 
 
 def cross_entropy(x: int, x_theta: Array, z: int, s: float, t: float, p_u: float, m: int) -> float:
-    """`eq:loss_zt` at one position, without its T: −Σ_{v≠m} q(v | z, x)·log of what x_θ puts for it, no constant kept."""
+    """Their loss at one position, without its T: −Σ_{v≠m} q(v | z, x)·log of the masses that x_θ puts at v, over z's at t.
+
+    It is `eq:loss_zt` but for γ: the equation has shares of what is no mask, ρ and 1 − ρ, and their code masses, γ·ρ and γ·(1 − ρ).
+    """
     V = len(x_theta)
     hot = np.eye(V)[x]
 
     def mixed(p: Array, at: float) -> Array:
         clean, noise, _ = masses(at, p_u)
-        return (clean * p + noise / (V - 1)) / (clean + noise)
+        return clean * p + noise / (V - 1)
 
     truth = forward(hot, s, p_u, m) * kernel(s, t, p_u, V, m)[:, z]
     truth /= truth.sum()
@@ -101,12 +104,12 @@ def perfect(p_u: float, K: int, T: int = 1000) -> float:
     for s, t in steps_drawn(T):
         (cs, us, _), (ct, ut, mt) = masses(s, p_u), masses(t, p_u)
         gs, gt = cs + us, ct + ut
-        right, other = math.log((cs + us / K) / gs), math.log(us / K / gs)
+        right, other = math.log(cs + us / K), math.log(us / K)
         kept, moved = ct / cs, (gt / gs - ct / cs) / K
         # from a mask; from x itself; from one of the K − 1 others
         total += mt * -(gs - gt) / (1 - gt) * ((cs + us / K) / gs * right + (K - 1) * us / K / gs * other)
         for here, chance in ((True, ct + ut / K), (False, (K - 1) * ut / K)):
-            below = math.log((ct * here + ut / K) / gt)
+            below = math.log(ct * here + ut / K)
             from_right = (cs + us / K) * (moved + kept * here)
             from_other = us / K * ((K - 1) * moved + kept * (not here))
             mean = (from_right * right + from_other * other) / (from_right + from_other)

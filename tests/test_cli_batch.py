@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -54,19 +55,37 @@ def test_it_goes_on_behind_the_last_whole_line(
         assert out.read_bytes() == whole, cut
     code, _, err = run(capsys, *argv, "--seed", "1")
     assert (code, "other settings" in err) == (2, True)
+    code, _, err = run(capsys, *argv, "--process", "gidd")
+    assert (code, "other settings" in err) == (2, True)
     (tmp_path / "mine.txt").write_text("mine")
     code, _, err = run(capsys, *argv[:-1], str(tmp_path / "mine.txt"))
     assert (code, (tmp_path / "mine.txt").read_text()) == (2, "mine")
 
 
+def test_other_weights_in_the_same_place_are_other_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place, out = tmp_path / "model", tmp_path / "out.jsonl"
+    argv = ("score", "--device", "cpu", "--jsonl", str(source(tmp_path / "in.jsonl", 1)), "--out", str(out))
+    assert run(capsys, *argv, "--model", str(tiny.checkpoint(place)))[0] == 0
+    shutil.rmtree(place)
+    code, _, err = run(capsys, *argv, "--model", str(tiny.checkpoint(place, quality=True)))
+    assert (code, "other settings" in err) == (2, True)
+
+
 def test_lines_in_lines_out(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = tmp_path / "in.txt"
-    given.write_text("The [MASK:2] sea\n\nNothing to fill\nThe [MASK] river\n", encoding="utf-8")
-    code, out, err = run(capsys, "infill", "--model", model, "--device", "cpu", "--steps", "2", "--lines", str(given))
+    given.write_text("\ufeffThe [MASK:2] sea\r\n\nNothing to fill\nThe [MASK] river\n", encoding="utf-8")
+    argv = ("infill", "--model", model, "--device", "cpu", "--steps", "2", "--lines", str(given))
+    code, out, err = run(capsys, *argv)
     lines = out.split("\n")
     assert (code, len(lines), lines[1:3]) == (0, 5, ["", "Nothing to fill"])
     assert lines[0].startswith("The")
-    assert "2 of 4 texts could not be answered" in err
+    assert "1 of 4 texts could not be answered (they stand as they were), first line 3: The text has nothing" in err
+    code, out, err = run(capsys, *argv, "--json", "--num", "2")
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert [len(row.get("infill", ())) for row in rows] == [2, 0, 0, 2]
+    assert 'see "error" in their lines' in err
+    code, _, err = run(capsys, *argv, "--num", "2")
+    assert (code, "add --json" in err) == (2, True), "a text would be lost"
 
 
 @pytest.mark.parametrize("verb", ["correct", "score"])

@@ -138,6 +138,10 @@ def test_candidates_of_words() -> None:
     assert of("it ca n't", 1) == of("it ca n't", 2) == set()  # written apart as corpora do, not by mistake
     assert [each.kind for each in deletions(cut("run run"), 1)] == ["repeat"]
     assert [each.kind for each in deletions(cut("run to"), 1)] == ["delete"]
+    for mark in "\t\n":  # columns and lines stay
+        assert not deletions(cut(f"run{mark}to sea"), 1)
+        assert not deletions(cut(f"run{mark}run"), 1)
+        assert not may_insert(cut(f"run{mark}sea"), 1)
     assert swaps(cut("river The"), 0) == []
     assert [each.new for each in swaps(cut("River the sea"), 0)] == [("The", "river")]
     held = cut("run to sea", [(0, 10)])

@@ -28,7 +28,8 @@ def record(kind: str, system: str, seed: int, place: int, result: Mapping[str, A
         "name": "",
         **more,
     }
-    return Record({"kind": kind, "system": system, "seed": seed, "settings": settings, **about}, result, {})
+    made = {"weights": about.pop("weights", f"{about['training']} {seed}")}
+    return Record({"kind": kind, "system": system, "seed": seed, "settings": settings, **about}, result, made)
 
 
 def drawn(system: str, seed: int, nfe: int, ppl: float, entropy: float = 5.0, **more: Any) -> Record:
@@ -91,6 +92,19 @@ def test_repetition_is_no_quality() -> None:
     assert told(varied, better()) == [HOLDS], "the worse ones may repeat themselves"
 
 
+def test_a_trend_is_no_quality_either_where_one_end_repeats_itself() -> None:
+    """a gains by steps, but only by repetition at the most of them: the mean over both ends would not show it."""
+    helps = better(over="few-many", expect="higher")
+    made = [drawn("a", i, 8, 100.0 + i) for i in range(3)] + [
+        drawn("a", i, 128, 10.0 + 0.2 * i, entropy=4.2) for i in range(3)
+    ]
+    made += [drawn("b", i, n, 100.0 + (i + n) % 3) for i in range(3) for n in (8, 128)]
+    [one] = findings(made, [helps], ROLES)
+    assert (one.verdict, one.trials[0].fair) == (UNDECIDED, False)
+    varied = [Record(one.part, {**one.result, "diversity": {"entropy": {"value": 5.0}}}, one.made) for one in made]
+    assert told(varied, helps) == [HOLDS]
+
+
 def test_families_do_not_mix() -> None:
     """Other conventions and tuned systems are claims of their own; what is lacking is named."""
     theirs = [
@@ -130,6 +144,8 @@ def test_two_samplers_of_one_training_are_paired() -> None:
     assert told(made, better()) == [HOLDS]
     apart = [drawn(s, i, 8, pair[k]) for i, pair in enumerate(wild) for k, s in enumerate("ab")]
     assert told(apart, better()) == [UNDECIDED]
+    alike = [drawn(s, i, 8, pair[k], weights=f"bits {i}") for i, pair in enumerate(wild) for k, s in enumerate("ab")]
+    assert told(alike, better()) == [HOLDS], "two trainings of one loss, to the same weights"
 
 
 def test_chance_is_seldom_taken_for_a_result() -> None:

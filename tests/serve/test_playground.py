@@ -236,11 +236,12 @@ def test_words_can_be_masked_from_the_keyboard(page: Any) -> None:
 def test_correct_shows_steps_diff_and_doubts(page: Any, model: LM) -> None:
     page.click("#tab-correct")
     page.fill("#correct-text", WRONG)
+    page.select_option("#mode", "reverse")
     page.locator("#strength").fill("0.4")
     sync.expect(page.locator("#strength-value")).to_have_text("0.4")
     page.fill("#seed", "3")
     run(page)
-    found = model.correct(WRONG, strength=0.4, seed=3, steps=8)
+    found = model.correct(WRONG, mode="reverse", strength=0.4, seed=3, steps=8)
     assert found.changes
     sync.expect(page.get_by_label("Diff")).to_be_checked()  # what was changed is what people want to see
     assert page.locator("#text del").all_text_contents() == [change.before for change in found.changes]
@@ -258,6 +259,16 @@ def test_correct_shows_steps_diff_and_doubts(page: Any, model: LM) -> None:
     page.click("#back")  # whoever moves through the steps wants to see them
     sync.expect(page.get_by_role("radio", name="Steps")).to_be_checked()
     sync.expect(page.locator("#status")).to_have_text(re.compile("Step 7 of 8"))
+
+
+def test_correct_begins_as_the_model_repairs(page: Any, model: LM) -> None:
+    """Method and strength are the model's, as on the command line, and a link has others."""
+    page.click("#tab-correct")
+    sync.expect(page.locator("#mode")).to_have_value(model.repair.mode)
+    sync.expect(page.locator("#strength-value")).to_have_text(str(model.repair.strength))
+    page.evaluate("location.hash = 'task=correct&mode=pass&strength=0.3'")
+    sync.expect(page.locator("#mode")).to_have_value("pass")
+    sync.expect(page.locator("#strength-value")).to_have_text("0.3")
 
 
 def test_correct_in_one_pass(page: Any, model: LM) -> None:

@@ -240,6 +240,7 @@ def test_settings_hold_the_recipes_schema(client: Client) -> None:
     kinds = found["recipe_schema"]["$defs"]["SamplingOptions"]["properties"]["sampler"]["discriminator"]["mapping"]
     assert {"ancestral", "remdm", "p2"} <= set(kinds)
     assert "remdm" in found["refusals"]
+    assert found["repair"]["mode"] == "reverse"
     assert "ancestral" not in found["refusals"]
 
 

@@ -20,6 +20,7 @@ import typer
 from scdd.core.errors import UserError
 
 if TYPE_CHECKING:
+    from scdd.lm.model import LM
     from scdd.lm.results import Result
 
     Answer = Result | Sequence[Result]
@@ -76,24 +77,45 @@ def check_alone(text: str | None, file: Path | None, trace: Path | None = None) 
         raise UserError("--trace shows the steps of one text: leave it out for many.")
 
 
+def identity(lm: LM, flags: BatchFlags) -> dict[str, str]:
+    """What tells one model from another where answers are gone on with: its weights may have changed in their place."""
+    if flags.out is None:
+        return {}
+    from scdd.evals.measure.model import weights_hash
+
+    return {"model": lm.name, "process": lm.engine.process_name, "weights": weights_hash(lm)}
+
+
 def run_batch(verb: str, flags: BatchFlags, settings: dict[str, Any], ask: Ask, plain: Plain | None) -> None:
     """Answer every text of the source; `plain` is how an answer reads where lines come in, or None for JSON there too."""
     source = flags.jsonl or flags.lines
     assert source is not None
     field = flags.field if flags.jsonl is not None else None
     told = {"verb": verb, "source": str(source), "field": field, **settings}
-    failed = total = 0
+    if flags.lines is not None and plain is None:
+        told["json"] = True
+    failed, total, first = 0, 0, ""
     with _entries(source, field) as entries, _sink(flags.out, told) as (write, done), _bar(source) as advance:
         for entry in islice(entries, done):
             advance(entry)
         while chunk := list(islice(entries, CHUNK)):
-            for entry, result in zip(chunk, _answers(ask, [entry.text for entry in chunk]), strict=True):
-                failed += isinstance(result, UserError)
-                write(_line(verb, entry, result, plain))
+            asked = [entry for entry in chunk if not _blank(entry, plain)]
+            answers = iter(_answers(ask, [entry.text for entry in asked]) if asked else ())
+            for entry in chunk:
+                result = next(answers) if not _blank(entry, plain) else None
+                if isinstance(result, UserError):
+                    failed, first = failed + 1, first or f"line {entry.number}: {result}"
+                write(entry.text if result is None else _line(verb, entry, result, plain))
                 advance(entry)
             total += len(chunk)
     if failed:
-        typer.secho(f'{failed} of {total} texts could not be answered: see "error" in their lines.', err=True)
+        where = "they stand as they were" if field is None and plain is not None else 'see "error" in their lines'
+        typer.secho(f"{failed} of {total} texts could not be answered ({where}), first {first}", err=True)
+
+
+def _blank(entry: Entry, plain: Plain | None) -> bool:
+    """Whether it is an empty line between others, which is no text and stays."""
+    return entry.given is None and plain is not None and not entry.text.strip()
 
 
 def _answers(ask: Ask, texts: list[str]) -> list[Answer | UserError]:
@@ -141,7 +163,7 @@ def _read(file: IO[bytes], name: str, field: str | None) -> Iterator[Entry]:
         if len(raw) > LONGEST:
             raise UserError(f"{place} is longer than {LONGEST >> 20} MiB: cut it.")
         try:
-            line = raw.decode("utf-8").rstrip("\r\n")
+            line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
             raise UserError(f"{place} is not valid UTF-8 (byte {error.start}): convert it first.") from error
         if field is None:

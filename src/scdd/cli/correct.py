@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from scdd.cli import options as o
-from scdd.cli.batch import BatchFlags, check_alone, run_batch
+from scdd.cli.batch import BatchFlags, check_alone, identity, run_batch
 from scdd.cli.view import save_trace, show_correction
 from scdd.core.errors import UserError
 from scdd.lm.options import RepairOptions
@@ -40,7 +40,8 @@ def correct(
             return lm.correct(texts, freeze=stay, seed=flags.seed, blocks=blocks, **chosen)
 
         settings = {"freeze": stay, "blocks": blocks, "seed": flags.seed, "changes": flags.changes, **chosen}
-        run_batch("correct", many, {"model": lm.name, **settings}, ask, lambda correction: correction.text)
+        plain = None if flags.json else lambda correction: correction.text
+        run_batch("correct", many, {**identity(lm, many), **settings}, ask, plain)
         return
     given = o.read_text(text, file)
     lm, record = flags.open(), flags.trace is not None

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from scdd.cli import options as o
-from scdd.cli.batch import BatchFlags, check_alone, run_batch
+from scdd.cli.batch import BatchFlags, check_alone, identity, run_batch
 from scdd.cli.view import draw
+from scdd.core.errors import UserError
 from scdd.samplers.options import DRAWING, SamplingOptions
 
 if TYPE_CHECKING:
@@ -38,14 +39,16 @@ def infill(
             return [samples[i : i + num] for i in range(0, len(samples), num)]
 
         settings = {
-            "model": lm.name,
+            **identity(lm, many),
             "num": num,
             "blocks": blocks,
             "seed": flags.seed,
             "changes": flags.changes,
             **chosen,
         }
-        run_batch("infill", many, settings, ask, lambda samples: samples[0].text)
+        if many.lines is not None and num > 1 and not flags.json:
+            raise UserError(f"--num {num} with --lines has a line for several texts: add --json, or leave --num out.")
+        run_batch("infill", many, settings, ask, None if flags.json else lambda samples: samples[0].text)
         return
     given = o.read_text(text, file)
     lm = flags.open()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from scdd.cli import options as o
-from scdd.cli.batch import BatchFlags, check_alone, run_batch
+from scdd.cli.batch import BatchFlags, check_alone, identity, run_batch
 from scdd.cli.view import show_score
 from scdd.lm.options import RepairOptions
 
@@ -26,7 +26,7 @@ def score(
     if many.wanted:
         check_alone(text, file)
         lm = flags.open()
-        settings = {"model": lm.name, "blocks": blocks, **chosen}
+        settings = {**identity(lm, many), "blocks": blocks, **chosen}
         run_batch("score", many, settings, lambda texts: lm.score(texts, blocks=blocks, **chosen), None)
         return
     given = o.read_text(text, file)

@@ -83,7 +83,8 @@ def _claims(tested: Sequence[Finding]) -> list[str]:
         rows = [_row(one) for one in group if not one.missing]
         head = ["the paper says", "where", "compared", "difference", "runs", "p", "p, Holm", "verdict"]
         told = ", ".join(f"{counts[v]} {v}" for v in (HOLDS, FAILS, UNDECIDED, UNMEASURED) if counts[v])
-        parts.append(Table(family.name, head, rows, [f"{told}."]).markdown())
+        notes = [f"{one.claim.says}: {one.claim.note}." for one in group if one.claim.note and not one.missing]
+        parts.append(Table(family.name, head, rows, [f"{told}.", *notes]).markdown())
     return parts or ["No claim can be tested with what is measured.\n"]
 
 
@@ -222,7 +223,8 @@ def _samples(records: Sequence[Record]) -> list[str]:
     drawn = [one for one in records if one.kind == "generation" and one.result.get("sample")]
     for system, group in tables.by_system(drawn).items():
         best = max(group, key=lambda one: (not one.tuned, one.convention == "ours", place_of(one), -one.seed))
-        parts.append(f"### {escaped(system)}, {place_of(best)} evaluations\n")
+        took = number(best.result["nfe"]["value"])  # an autoregressive one's, whatever it was asked for
+        parts.append(f"### {escaped(system)}, {took} evaluations\n")
         parts.append(quoted("", str(best.result["sample"])))
     return [folded("A text of each system", "\n".join(parts))] if parts else []
 

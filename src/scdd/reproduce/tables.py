@@ -49,8 +49,14 @@ def seeds_note(records: Group) -> str:
     return f"Mean over {seeds} training runs ± its standard error; a number without ± is of one run."
 
 
+NO_BOUND = (
+    "These are no bounds: the step to clean text is never drawn, and constants are left out. SCDD's are more than 0 for a perfect model, "
+    "MDLM's have none, so the two are no like numbers (docs/evaluation.md)."
+)
+
+
 def likelihood_tables(records: Group, way: str) -> list[Table]:
-    """Bounds in one table, exact numbers in another."""
+    """Bounds in one table, exact numbers in another; what the authors report is neither."""
     tables = []
     for exact in (False, True):
         group = [one for one in records if bool(one.result.get("exact")) is exact]
@@ -61,10 +67,11 @@ def likelihood_tables(records: Group, way: str) -> list[Table]:
             rows.append(entries(system, over_seeds(nats), over_seeds(ppl), over_seeds(bits), len(own)))
         if rows:
             texts = listed(str(one.result.get("text")) for one in group)
-            what = "exact, autoregressive" if exact else f"bounds, {way}"
-            note = f"{seeds_note(group)} Text: {texts}."
+            theirs = group[0].convention == "authors"
+            what = "exact, autoregressive" if exact else f"as reported, {way}" if theirs else f"bounds, {way}"
+            notes = [f"{seeds_note(group)} Text: {texts}.", *([NO_BOUND] if theirs and not exact else [])]
             head = ["system", "nats per token", "PPL", "bits per byte", "runs"]
-            tables.append(Table(f"Likelihood: {what}", head, rows, [note]))
+            tables.append(Table(f"Likelihood: {what}", head, rows, notes))
     return tables
 
 
@@ -201,20 +208,19 @@ def _percent(value: float | None) -> float | None:
     return None if value is None else 100 * value
 
 
-def judge_table(records: Group) -> Table:
-    """Wins of the first system over the second."""
+def judge_table(records: Group, way: str) -> Table:
+    """Wins of the first system over the second, by each judge."""
     rows = []
     keys = dict.fromkeys(
         (one.system, str(one.result["against"]), place_of(one), str(one.result["model"])) for one in records
     )
     for system, against, n, model in keys:
-        own = [
-            one.result for one in records if (one.system, one.result["against"], place_of(one)) == (system, against, n)
-        ]
+        paired = [one.result for one in records if (one.system, place_of(one)) == (system, n)]
+        own = [r for r in paired if (r["against"], r["model"]) == (against, model)]
         wins = over_seeds(_percent(_at(r, "wins", "rate")) for r in own)
         rows.append(entries(system, against, n, model, wins, over_seeds(_at(r, "wins", "ties") for r in own)))
     head = ["system", "against", "evaluations", "judge", "wins, %", "ties"]
-    return Table("LLM as judge", head, rows, [f"Of the pairs that are no ties. {seeds_note(records)}"])
+    return Table(f"LLM as judge: {way}", head, rows, [f"Of the pairs that are no ties. {seeds_note(records)}"])
 
 
 def tuning_table(records: Group) -> Table:
@@ -255,7 +261,7 @@ BY_KIND: dict[str, Builder] = {
     "correction": correction_tables,
     "recovery": lambda records, way: [recovery_table(records, way)],
     "zero-shot": lambda records, way: [zero_shot_table(records)],
-    "judge": lambda records, way: [judge_table(records)],
+    "judge": lambda records, way: [judge_table(records, way)],
 }
 HEADINGS = {
     "likelihood": "Likelihood",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from scdd.evals.measure.seeds import Difference, holm, paired, permutation, sign_flips, welch
 from scdd.reproduce.claims import KINDS, LOGARITHMIC, Arm, Claim, value_of
@@ -111,7 +111,7 @@ def examine(claim: Claim, family: Family, roles: Mapping[str, str], records: Seq
     for arm, name, table in zip(arms, names, tables, strict=True):
         if not table:
             return replace(base, missing=f"no {arm.value} of {name}")
-    same = claim.same_weights or len({one.training for one in records if one.system in names}) == 1
+    same = claim.same_weights or _of_one_run(names, records)
     trials = _trials(claim, tables, same)
     if not trials:
         return replace(base, missing=f"no {claim.first.value} of {names[0]} and {names[-1]} at a common budget")
@@ -119,6 +119,15 @@ def examine(claim: Claim, family: Family, roles: Mapping[str, str], records: Seq
         trials = [replace(one, fair=_alike(one, names, records)) for one in trials]
     p_for, p_against = _combined(claim, trials)
     return replace(base, trials=tuple(trials), p_for=p_for, p_against=p_against)
+
+
+def _of_one_run(names: Sequence[str], records: Sequence[Record]) -> bool:
+    """Whether two systems have the same network for each seed: of one training, or of two that came to the same bits."""
+    own = [one for one in records if one.system in names]
+    if len({one.training for one in own}) == 1:
+        return True
+    runs = [{(one.seed, one.made.get("weights")) for one in own if one.system == name} for name in names]
+    return all(found == runs[0] for found in runs) and not any(weights is None for _, weights in runs[0])
 
 
 Table = dict[int, dict[int, float]]
@@ -184,19 +193,23 @@ def _trial(claim: Claim, place: str, values: Sequence[Mapping[int, float]], same
 
 
 def _alike(trial: Trial, names: Sequence[str], records: Sequence[Record]) -> bool:
-    """Whether the texts of lower perplexity are about as varied as the others; else they are lower by repetition."""
-    entropies = []
+    """Whether at each of its budgets the texts of lower perplexity are about as varied as the others; else they repeat."""
     budgets = {int(word) for word in trial.place.split() if word.isdigit()}
-    for name in names:
-        found = [
-            value
-            for one in records
-            if one.kind == "generation" and one.system == name and place_of(one) in budgets
-            and (value := value_of("entropy", one.result)) is not None
-        ]  # fmt: skip
-        entropies.append(sum(found) / len(found) if found else math.nan)
-    lower, other = (entropies[0], entropies[1]) if trial.difference.value < 0 else (entropies[1], entropies[0])
-    return not lower < other - FAR
+    for budget in budgets:
+        drawn = [one for one in records if one.kind == "generation" and place_of(one) == budget]
+        texts = [[one.result for one in drawn if one.system == name] for name in names]
+        (_, lower), (_, other) = sorted((_mean("gen_ppl", own), _mean("entropy", own)) for own in texts)
+        if lower < other - FAR:
+            return False
+    return True
+
+
+def _mean(name: str, results: Sequence[Mapping[str, Any]]) -> float:
+    """Over runs, of logarithms where those are compared; NaN of nothing."""
+    found = [value for one in results if (value := value_of(name, one)) is not None]
+    if name in LOGARITHMIC:
+        found = [math.log(value) for value in found if value > 0]
+    return sum(found) / len(found) if found else math.nan
 
 
 def _combined(claim: Claim, trials: Sequence[Trial]) -> tuple[float, float]:

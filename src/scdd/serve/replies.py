@@ -81,6 +81,8 @@ class SettingsReply(BaseModel):
     """Tokens of a text when nobody says how many."""
     limits: dict[str, float]
     sampling: dict[str, Any]
+    repair: dict[str, Any]
+    """How a text is repaired when nobody says how."""
     refusals: dict[str, str]
     """Why some samplers do not fit this model."""
     recipe_schema: dict[str, Any]

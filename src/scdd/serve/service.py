@@ -263,6 +263,7 @@ class Service:
             length=self.usual_length,
             limits={name: getattr(self.limits, name) for name in ("length", "steps", "texts", "seconds", "body")},
             sampling={**asdict(self.lm.sampling), "steps": self.steps(None)},
+            repair=asdict(self.lm.repair),
             refusals={name: why for name, why in refusals.items() if why is not None},
             recipe_schema={"$defs": whole["$defs"], **{k: whole["properties"][k] for k in ("sampling", "process")}},
         )

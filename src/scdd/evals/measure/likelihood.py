@@ -6,9 +6,10 @@ in two independent halves, each spread evenly over the times, so the difference 
 error without bias however few looks there are.
 
 `convention="authors"` is what the code behind the paper reports as Val PPL, so that its numbers can be compared with: the
-cross-entropies of `eq:loss_zt` without the constants, i = 1 + ⌊T·(0.001 + 0.999·u)⌋ with weight T, so that at T = 1000 the
-last step, i = 1, is never drawn; t = i/T, but at most 0.9999, and s = t − 1/T. MDLM's masks are drawn at 0.999·t there. It
-is no bound: a perfect denoiser has 0.2029 nats a token (p_u 0.2, K = 50,257, T = 1000) or 0.0967 (p_u 0.1), not 0.
+cross-entropies of `eq:loss_zt` without the constants, but with γ inside the logarithms; i = 1 + ⌊T·(0.001 + 0.999·u)⌋ with
+weight T, so that at T = 1000 the last step, i = 1, is never drawn; t = i/T, but at most 0.9999, and s = t − 1/T. MDLM's masks
+are drawn at 0.999·t there, and its loss has no γ. It is no bound: a perfect denoiser has 0.1796 nats a token (p_u 0.2,
+K = 50,257, T = 1000) or 0.0852 (p_u 0.1), not 0.
 """
 
 from __future__ import annotations
@@ -281,10 +282,11 @@ def _chance(samplers: Sequence[TimeSampler], counts: Sequence[int], at: Times) -
 
 
 def dropped(process: Process, x: Tensor, z_t: Tensor, s: Tensor, t: Tensor) -> Tensor:
-    """What `eq:loss_zt` leaves out of each KL: E[f_s(z_s) | z_t, x] − f_t(z_t), f_t(z) = log(ρ_t·1[z = x] + (1 − ρ_t)/K).
+    """What the authors' loss leaves out of each KL: E[f_s(z_s) | z_t, x] − f_t(z_t), with f 0 at the mask and else
+    f_t(z) = log(γ_t·(ρ_t·1[z = x] + (1 − ρ_t)/K)), that is, log q_t(z | x).
 
-    Nothing of γ: it is the same in q and in p_θ, and cancels before anything is dropped. f is 0 at the mask. The true
-    posterior of z_s is at x, at the mask, or somewhere else, where f_s is the same.
+    `eq:loss_zt` prints ρ alone; their code has γ·ρ and γ·(1 − ρ) inside its logarithms, so that γ stays, but not in MDLM's.
+    The true posterior of z_s is at x, at the mask, or somewhere else, where f_s is the same.
     """
     if isinstance(process, GIDD):
         raise UserError("The authors' convention is SCDD's and MDLM's: use convention ours for GIDD.")
@@ -296,8 +298,10 @@ def dropped(process: Process, x: Tensor, z_t: Tensor, s: Tensor, t: Tensor) -> T
     right = move.keep * same + move.model + move.uniform / K
     masked = move.mask + move.keep * (z_t == m)
     at_s, at_t = process.levels(s).like(z_t), process.levels(t).like(z_t)
+    gamma_s, gamma_t = (at_s.gamma, at_t.gamma) if process.has_uniform_noise else (1.0, 1.0)
     other = (1.0 - right - masked).clamp(min=0.0)
-    log_right, log_other = (at_s.rho + at_s.one_minus_rho / K).log(), (at_s.one_minus_rho / K).log()
+    log_right = (gamma_s * (at_s.rho + at_s.one_minus_rho / K)).log()
+    log_other = (gamma_s * at_s.one_minus_rho / K).log()
     before = right * log_right + torch.where(other > 1e-15, other * log_other, 0.0)
-    now = torch.where(z_t == m, 0.0, (at_t.rho * same + at_t.one_minus_rho / K).log())
+    now = torch.where(z_t == m, 0.0, (gamma_t * (at_t.rho * same + at_t.one_minus_rho / K)).log())
     return before - now

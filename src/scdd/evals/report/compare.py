@@ -228,7 +228,7 @@ def likelihood_table(named: dict[str, Measurement], corpus: str | None = "OWT") 
 NO_BOUND = {
     "authors": "“authors”: what the code behind the paper reports. It is no bound: the step to clean text is never drawn and the "
     "constants are dropped, so a perfect model would have more than PPL 1 (docs/evaluation.md).",
-    "reference": "“reference”: an earlier rendering of the authors' number, with other times near t = 1. It is no bound either.",
+    "reference": "“reference”: an earlier rendering of the authors' number, with other times near t = 1 and without γ. It is no bound either.",
 }
 """What the numbers are that are not the bound, by the convention in their settings."""
 

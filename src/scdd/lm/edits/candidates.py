@@ -119,10 +119,15 @@ def _known(word: Word, lexicon: Lexicon) -> list[tuple[tuple[str, ...], str]]:
     return [((each,), kind) for each, kind in kinds.items() if each != word.text]
 
 
+def _parted(word: Word) -> bool:
+    """Whether a tab or a line's end stands before it: columns and lines are the writer's, and nothing is moved across them."""
+    return any(mark in word.gap for mark in "\t\n\r\v\f")
+
+
 def deletions(words: Sequence[Word], i: int) -> list[Candidate]:
     """Word i may be too much: a small word, or one that stands there twice."""
     word = words[i]
-    if not word.free or word.first or i == 0:
+    if not word.free or word.first or i == 0 or _parted(word):
         return []
     if word.is_word and word.lower == words[i - 1].lower:
         return [Candidate(i, i + 1, (), "repeat")]
@@ -153,7 +158,7 @@ def may_insert(words: Sequence[Word], i: int) -> bool:
     return (
         all(both)
         and bool(word.gap)
-        and "\n" not in word.gap
+        and not _parted(word)
         and not word.first
         and bool(LEANS.fullmatch(word.text)) is False
     )

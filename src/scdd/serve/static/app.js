@@ -137,7 +137,7 @@ function share() {  // a link shows others the same text, so it needs the seed
 // -- beginning ------------------------------------------------------------------------------------------------------
 async function ready() {
   facts = await call("/v1/settings");
-  const { model, parameters, process, context, limits, length, sampling } = facts;
+  const { model, parameters, process, context, limits, length, sampling, repair } = facts;
   const size = `${(parameters / 1e6).toPrecision(2)} M`;
   $("model").textContent = `${model} · ${size}`;
   $("model").title = `${size} parameters, context ${context}; ${process.kind}, ${process.schedule}`;
@@ -146,6 +146,8 @@ async function ready() {
   $("num").max = limits.texts;
   $("length").value ||= length;
   $("steps").value ||= sampling.steps;
+  $("mode").value ||= repair.mode;
+  if ($("strength").value === $("strength").defaultValue) $("strength").value = repair.strength;
   $("infill-text").value ||= EXAMPLES.infill[0].text;
   $("correct-text").value ||= EXAMPLES.correct[0].text;
   pickers = new Pickers(facts, remember);

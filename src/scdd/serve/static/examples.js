@@ -1,4 +1,4 @@
-// Texts to begin with. The wrong words are single tokens where others belong: that is the noise a model learns from.
+// Texts to begin with. Those to correct have errors as people make them, which is what edits are for.
 export const EXAMPLES = {
   generate: [
     { text: "The river" },
@@ -22,16 +22,13 @@ export const EXAMPLES = {
   ],
   correct: [
     {
-      text: "The town lies on the north bank of the river and has a population the 20,000 people. "
-        + "It is the capital blue the province and one of the oldest towns in the country.",
+      text: "Teh river runs thruogh the valley and into the the sea. It was discoverd in 1842 by a French explorer.",
     },
     {
-      text: "He studied law at the University river Paris and became a member of the parliament in 1871. "
-        + "He was the first president music the republic.",
+      text: "The town lies on the north bank of the river and has a population of 20,000 poeple. It is teh capital of the province.",
     },
     {
-      text: "It is one of the largest cities in the world ago a population of three million. "
-        + "The river flows through the city and into water Atlantic Ocean.",
+      text: "The band recorded there first album in 1994 and toured the the country for two years.",
     },
   ],
 };
