@@ -131,6 +131,8 @@ def test_what_sharding_divides() -> None:
         assert getattr(parts, name) * 16 == pytest.approx(getattr(whole, name))
         assert getattr(within, name) * 8 == pytest.approx(getattr(whole, name))
     assert parts.needed < within.needed < whole.needed
+    pairs = job(one_pass, "training.parallel=hsdp", "training.shard_ranks=2", gpus=16)
+    assert memory(pairs).weights * 2 == whole.weights
     assert whole.passing == 0 < parts.passing
     assert memory(alone).weights == whole.weights
     # in several passes each GPU adds up whole gradients
@@ -185,6 +187,8 @@ def test_more_gpus_and_links() -> None:
     assert starved.step == starved.sent + starved.update
     within = pace(replace(job("training.parallel=fsdp", gpus=64), sharing="hsdp"), h100, fitted(), network=0.5)
     assert within.sent < starved.sent  # hsdp sends an eighth of the gradients between machines, and no weights
+    wide = job("training.parallel=hsdp", "training.shard_ranks=64", gpus=64)  # one copy over all machines
+    assert pace(wide, h100, fitted(), network=0.5).sent == pytest.approx(starved.sent)
 
 
 # -- what fits ------------------------------------------------------------------------------------------------------------
@@ -236,6 +240,9 @@ def test_alternatives_are_other_plans() -> None:
     again = plan(replace(spec, training=replace(spec.training, recompute=True)), 8, vocab=49_153)
     assert others["recompute"] == again.memory
     assert others["recompute"].activations < 0.3 * made.memory.activations
+    assert "recompute" in alternatives(plan(load("paper/owt-scdd-0.2")))
+    three = plan(load("paper/owt-scdd-0.2", ["training.batch_size=24"]), 12)
+    assert set(alternatives(three)) == {"fsdp", "recompute"}, "12 GPUs are no copies of 8"
 
 
 def test_the_table_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
@@ -269,7 +276,9 @@ def test_a_prepared_corpus_says_vocabulary_and_epochs(tmp_path: Any, capsys: pyt
         (["nano", "--gpus", "3"], "--gpus is 3, and training.batch_size 32 cannot be shared"),
         (["nano", "--gpus", "2"], "training.parallel is none"),
         (["nano", "--network", "nan"], "--network is nan"),
-        (["nano", "--vocab", "0"], "--vocab is 0"),
+        (["nano", "--vocab", "1"], "--vocab is 1: choose one from 2"),
+        (["nano", "--gpus", "4", "--set", "training.parallel=hsdp", "--set", "training.shard_ranks=3"], "no multiple"),
+        (["nano", "--gpus", "16", "--per-node", "5", "--set", "training.parallel=hsdp"], "no multiple"),
         (["adapt/llama"], "scdd convert"),
         (["nano", "--set", "model={kind: import, target: 'a:b'}"], "whose costs only your code knows"),
     ],

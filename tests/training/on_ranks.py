@@ -117,21 +117,26 @@ def _optimiser(module: nn.Module, shapes: dict[str, Any], here: World) -> tuple[
 
 
 def muon_on_ranks(request: dict[str, Any], rank: int) -> int:
-    """Three steps of Muon on replicas and on shards beside the same three of one process."""
+    """Three steps of Muon on replicas, on shards and on copies of shards beside the same three of one process."""
     with world("ddp", "cpu") as here:
         few = dict(list(SHAPES.items())[:2])
         many = {f"m{number}": SHAPES["a"] for number in range(24)}
         for kind, shapes in (("ddp", SHAPES), ("ddp", few), ("fsdp", SHAPES), ("fsdp", few), ("fsdp", many)):
-            _compare(replace(here, kind=kind), shapes)  # type: ignore[arg-type]
+            _compare(replace(here, kind=kind, shards=here.size), shapes)  # type: ignore[arg-type]
+        if here.size > 2:
+            _compare(replace(here, kind="hsdp", shards=2), SHAPES)
     return 0
 
 
 def _compare(here: World, shapes: dict[str, tuple[int, int]]) -> None:
     alone, ours = _module(shapes), _module(shapes)
-    if here.kind == "fsdp":
+    if here.is_sharded:
+        from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
-        fully_shard(ours)
+        copies = here.size // here.shards
+        shape, names = ((copies, here.shards), ("copy", "shard")) if copies > 1 else ((here.size,), ("shard",))
+        fully_shard(ours, mesh=init_device_mesh("cpu", shape, mesh_dim_names=names))
     own, average = _optimiser(alone, shapes, World())
     shared, shadow = _optimiser(ours, shapes, here)
     calls: list[tuple[int, ...]] = []
@@ -154,19 +159,20 @@ def _compare(here: World, shapes: dict[str, tuple[int, int]]) -> None:
             shared.update_and_average(step, shadow)
         muon.orthogonal = orthogonal
         most = max(rows * columns for rows, columns in shapes.values())
-        if here.kind == "fsdp":
+        if here.is_sharded:
             held = sum(p.to_local().numel() for p in shared.muon.matrices.values())  # type: ignore[attr-defined]
             # The iteration has some copies of one matrix; only the shards grow with their number, for the average.
             assert live.most <= 4 * (held + 8 * most) + 4096, (live.most, held, most)
             assert all(live.most > 4 * rows * columns for _, rows, columns in calls), "or nothing was counted"
-    if here.kind == "fsdp":
+    if here.is_sharded:
         assert all(shape[0] == 1 for shape in calls), "a matrix at a time"
     every: list[Any] = [None] * here.size
     dist.all_gather_object(every, calls)
     taken = sum(shape[0] for each in every for shape in each)
-    assert taken == steps * len(shapes), "each matrix on one rank"
+    copies, owners = (here.size // here.shards, here.shards) if here.is_sharded else (1, here.size)
+    assert taken == copies * steps * len(shapes), "each matrix on one rank of each copy"
     most_on_one = max(sum(shape[0] for shape in each) for each in every)
-    assert most_on_one <= steps * -(-len(shapes) // here.size), "work is divided"
+    assert most_on_one <= steps * -(-len(shapes) // owners), "work is divided"
     for name, p in whole(dict(ours.named_parameters()) | {f"{n}.ema": t for n, t in shadow.shadow.items()}).items():
         expected = average.shadow[name[:-4]] if name.endswith(".ema") else alone.get_parameter(name).detach()
         assert torch.isfinite(p).all()

@@ -177,6 +177,14 @@ def test_an_out_that_is_a_file_is_refused(
     assert (tmp_path / "taken").read_text() == "mine"
 
 
+def test_an_out_that_is_an_address_is_refused_and_no_folder_of_that_name(
+    recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "is an address" in refused(capsys, train(recipe_file, Path("s3://bucket/run")))
+    assert not (tmp_path / "s3:").exists()
+
+
 @pytest.mark.parametrize("device", ["gpu", "meta", "cuda:99"])
 def test_a_device_that_is_not_there_is_refused(
     device: str, recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -47,7 +47,8 @@ class Job:
     @property
     def shards(self) -> int:
         """Among how many GPUs weights and what belongs to them are divided."""
-        return {"fsdp": self.gpus, "hsdp": min(self.gpus, self.per_node)}.get(self.sharing, 1)
+        together = self.training.shard_ranks or min(self.gpus, self.per_node)
+        return {"fsdp": self.gpus, "hsdp": together}.get(self.sharing, 1)
 
     @property
     def parameters(self) -> Parameters:
@@ -122,6 +123,11 @@ def job_of(
     if documents:
         notices.append("attention has a mask of documents, whose speed was not measured")
     job = Job(shape, size, spec.data.length, training, documents, gpus, per_node, sharing)
+    if gpus % job.shards:
+        raise UserError(
+            f"training.shard_ranks is {job.shards}, unless set the GPUs of a machine, and {gpus} GPUs are no multiple of it: "
+            "choose a divisor."
+        )
     return job, corpus, notices
 
 

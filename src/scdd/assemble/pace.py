@@ -119,10 +119,10 @@ def _sent(job: Job, gpu: Gpu, network: float) -> float:
         return 2 * around * gradients / far
     if job.sharing == "fsdp":  # gathered forward and backward in each pass; gradients go once a step
         return around * (2 * job.passes * weights + gradients) / far
-    nodes = -(-job.gpus // job.per_node)
+    copies = job.gpus // job.shards
     within = (job.shards - 1) / job.shards
-    gathered = within * (2 * job.passes * weights + gradients) / inside
-    return gathered + 2 * (nodes - 1) / nodes * gradients / job.shards / across
+    gathered = within * (2 * job.passes * weights + gradients) / (across if job.per_node % job.shards else inside)
+    return gathered + 2 * (copies - 1) / copies * gradients / job.shards / far
 
 
 # -- the constants ------------------------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ from scdd.assemble.measured import fitted
 from scdd.assemble.memory import Memory, memory
 from scdd.assemble.pace import Pace, pace
 from scdd.core.errors import UserError
-from scdd.models.options import LlamaConfig
 from scdd.recipe.sections import Recipe
 
 SHARINGS: tuple[Sharing, ...] = ("ddp", "fsdp", "hsdp")
@@ -74,9 +73,10 @@ def plan(
 
     `vocab` counts the ids of a tokenizer that is not there yet; `network` is what each GPU has between machines, GB/s.
     """
-    for name, value, most in (("gpus", gpus, MOST_GPUS), ("per_node", per_node, 1 << 10), ("vocab", vocab, 1 << 24)):
-        if value is not None and not 1 <= value <= most:
-            raise UserError(f"{name} is {value}: choose one from 1 to {most:,}.", name)
+    bounds = {"gpus": (gpus, 1, MOST_GPUS), "per_node": (per_node, 1, 1 << 10), "vocab": (vocab, 2, 1 << 24)}
+    for name, (value, least, most) in bounds.items():
+        if value is not None and not least <= value <= most:
+            raise UserError(f"{name} is {value}: choose one from {least} to {most:,}.", name)
     if not 0 < network < math.inf:
         raise UserError(f"network is {network}: give GB/s above 0.", "network")
     job, corpus, notices = job_of(spec, gpus, per_node, vocab)
@@ -129,10 +129,8 @@ def cure(made: Plan) -> Cure | None:
 def _cures(job: Job, gpu: Gpu) -> Iterator[Cure]:
     """Smaller micro-batches, then recomputing, then sharding, then more GPUs."""
     yield from _with(job, job, gpu)
-    again = job
-    if isinstance(job.shape, LlamaConfig):
-        again = replace(job, training=replace(job.training, recompute=True))
-        yield from _with(again, job, gpu)
+    again = replace(job, training=replace(job.training, recompute=True))
+    yield from _with(again, job, gpu)
     if job.gpus > 1:
         for before in (job, again):
             yield from _with(replace(before, sharing="fsdp"), job, gpu)
@@ -157,13 +155,12 @@ def _with(changed: Job, job: Job, gpu: Gpu) -> Iterator[Cure]:
 def alternatives(made: Plan) -> dict[str, Memory]:
     """The memory if the GPUs shared the work in another way, or if blocks were computed again or not."""
     job = made.job
-    others: dict[str, Job] = {
-        kind: replace(job, sharing=kind) for kind in SHARINGS if job.gpus > 1 and kind != job.sharing
-    }
-    if isinstance(job.shape, LlamaConfig):
-        again = not job.training.recompute
-        name = "recompute" if again else "without recompute"
-        others[name] = replace(job, training=replace(job.training, recompute=again))
+    kinds = [kind for kind in SHARINGS if job.gpus > 1 and kind != job.sharing]
+    others: dict[str, Job] = {kind: replace(job, sharing=kind) for kind in kinds}
+    others = {kind: other for kind, other in others.items() if job.gpus % other.shards == 0}
+    again = not job.training.recompute
+    name = "recompute" if again else "without recompute"
+    others[name] = replace(job, training=replace(job.training, recompute=again))
     return {name: memory(other) for name, other in others.items()}
 
 

@@ -8,6 +8,7 @@ import io
 import json
 import lzma
 import os
+import re
 import secrets
 import zlib
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from scdd.data.address import Address, Place
 # What the decompressors raise on a damaged file; a file cut short raises EOFError.
 DAMAGE = (lzma.LZMAError, gzip.BadGzipFile, zlib.error, EOFError)
 _CHUNK = 1 << 20
+_WAS_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # a drive has one letter
 _MAGIC = {
     b"%PDF-": "PDF",
     b"PK\x03\x04": "zip",
@@ -107,9 +109,18 @@ def refuse_binary(path: Place) -> None:
 
 
 def make_folder(path: Place) -> None:
-    """Make an output folder, with those above it; an address needs none."""
+    """Make an output folder, with those above it; an address needs none.
+
+    An address that has become a path, which is a folder `s3:` here, is refused: only prepared data may lie elsewhere.
+    """
     if isinstance(path, Address):
         return
+    if _WAS_ADDRESS.match(str(path)):
+        raise UserError(
+            f"out {path} is an address, and this can only be written to a folder of this machine: give a path, such as one of "
+            "a shared or mounted disk.",
+            "out",
+        )
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
