@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from scdd.cli.main import main
 from scdd.lm.loading import load
 from scdd.lm.model import LM
 from tests import tiny
@@ -172,3 +173,8 @@ def test_sigterm_loses_no_accepted_request(server: Server, lm: LM) -> None:
     with pytest.raises(OSError, match="refused"):
         server.client.get("/healthz")
     assert "Traceback" not in server.log.read_text()
+
+
+def test_more_replicas_than_a_machine_can_hold_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--ray", "--replicas", "9999", "--port", "0"]) == 2
+    assert "or name a cluster" in capsys.readouterr().err

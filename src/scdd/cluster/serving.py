@@ -25,6 +25,7 @@ from scdd.serve.limits import Limits
 from scdd.serve.run import GRACE, server_of, until_signalled
 from scdd.serve.spec import ROWS, Door, ServeSpec
 
+CROWD = 2  # replicas a core of this machine
 SPARE = 64  # requests that a replica may have beside its jobs: pages, health, refusals
 HEALTH = {"health_check_period_s": 5.0, "health_check_timeout_s": 30.0}
 
@@ -33,7 +34,14 @@ def serve_replicas(
     spec: ServeSpec, door: Door, address: str, replicas: Replicas, ready: Callable[[str, str], None]
 ) -> None:
     """Serve until a signal comes; `ready` is told the address and what each replica has."""
+    # Without a cluster, Ray is told of a core for each replica; a few more than there are cost speed alone.
     cores = max(_cores(), replicas.most)
+    if address == LOCAL and replicas.most > CROWD * _cores():
+        raise UserError(
+            f"{replicas.most} replicas are asked for and this machine has {_cores()} cores: choose at most {CROWD * _cores()}, or name a "
+            "cluster.",
+            "replicas",
+        )
     with connected(address, cores if address == LOCAL else None) as ray, _deployed(ray, spec, replicas) as deployed:
         handle, resources = deployed
         front = Front(handle, _failures(ray), spec.limits.seconds)
