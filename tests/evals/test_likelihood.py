@@ -117,7 +117,7 @@ def test_batches_hold_every_row_once_and_fill_a_gpu() -> None:
 
 @pytest.mark.parametrize("kind", ["scdd", "mdlm"])
 def test_dropped_constants_are_the_papers(kind: str) -> None:
-    """KL − dropped is `eq:loss_zt` as printed, for every x, z_t and a few steps."""
+    """KL − dropped is `eq:loss_zt` as printed, for every x, z_t and a few steps; but that SCDD's code has γ inside its logarithms."""
     process, denoiser = PROCESSES[kind], table(VOCAB, 3)
     V, m = VOCAB.size, VOCAB.mask_id
     logits = denoiser.head.weight[:V].T.double()
@@ -131,6 +131,11 @@ def test_dropped_constants_are_the_papers(kind: str) -> None:
                 times = (torch.tensor([s], dtype=torch.float64), torch.tensor([t], dtype=torch.float64))
                 exact = nelbo(process, logits[here], one, here, times[1], times[0])
                 ours = float(exact - dropped(process, one, here, *times))
+                if kind == "scdd":
+                    move = process.transition(here, torch.tensor([[float(z == x)]]).double(), *times)
+                    hidden = float(move.mask + move.keep * (z == m))  # P(z_s = m | z_t, x)
+                    gammas = [math.log(float(process.levels(u).gamma)) for u in (s, t)]
+                    ours += (1 - hidden) * gammas[0] - (z != m) * gammas[1]
                 x_theta = denoiser.x_theta()[z].astype(paper.Real)
                 assert ours == pytest.approx(float(paper.cross_entropy(x, x_theta, z, *levels, m)), rel=1e-6, abs=1e-9)  # type: ignore[arg-type]
 

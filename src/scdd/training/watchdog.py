@@ -142,7 +142,7 @@ class Watchdog:
         self._store.set(f"{kind}/{self.world.rank}", json.dumps(place))
 
     def _places(self) -> dict[int, Place]:
-        """Where the ranks were when last heard of; those never heard of are left out."""
+        """Where the ranks were when last heard of; one that was never heard of is where all began."""
         found = {}
         for rank in range(self.world.size):
             answered = self._store.check([f"answer/{rank}"])
@@ -150,6 +150,8 @@ class Watchdog:
             if answered or self._store.check([f"place/{rank}"]):
                 step, phase, seconds, _ = json.loads(self._store.get(f"{kind}/{rank}"))
                 found[rank] = Place(step, phase, seconds, answered)
+            else:
+                found[rank] = Place(self._first, PHASES[0], self._place().seconds, answers=False)
         return found
 
     def _end(self, conclude: Callable[[], bool]) -> None:

@@ -63,9 +63,8 @@ class Editor:
         rounds = 0
         while rounds < ROUNDS and again != []:
             rounds += 1
-            words = cut(
-                draft.text, [*draft.now(frozen), *draft.changed]
-            )  # no edit of an edit: two steps could lead anywhere
+            # No edit of an edit: two steps could lead anywhere.
+            words = cut(draft.text, [*draft.now(frozen), *draft.changed])
             found = [
                 judged
                 for window, core in windows(reader, words, _near(words, again))
