@@ -136,7 +136,8 @@ def test_a_killed_replica_costs_only_what_it_had(server: Server, lm: LM) -> None
         try:
             return list(client.events("/v1/denoise", body))
         except AssertionError as refused:  # a stream that had not begun is refused as a whole
-            assert "replica_lost" in str(refused)
+            if "replica_lost" not in str(refused):
+                raise
             return [("error", {"error": {"code": "replica_lost"}})]
 
     with ThreadPoolExecutor(CLIENTS + 4) as pool:
