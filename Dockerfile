@@ -15,11 +15,11 @@ COPY src ./src
 RUN pip install -c constraints.txt ".[${EXTRAS}]"
 
 FROM python:${PYTHON}-slim AS cpu
-RUN useradd --uid 1000 --create-home scdd && install --directory --owner=scdd /work
+RUN useradd --uid 1000 --create-home scdd && install --directory --owner=scdd /workspace
 COPY --from=build /opt/scdd /opt/scdd
 ENV PATH=/opt/scdd/bin:$PATH PYTHONUNBUFFERED=1
 USER scdd
-WORKDIR /work
+WORKDIR /workspace
 EXPOSE 8000
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["scdd"]

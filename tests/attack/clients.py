@@ -73,6 +73,13 @@ def resident(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
 
 
+def note_memory(tally: Tally, grown: int, where: str, most: int = MEMORY) -> None:
+    """What the server holds beyond its start, and whether that is too much."""
+    tally.peak = max(0, grown) >> 20
+    if tally.peak << 20 > most:
+        tally.fault("memory", f"{where}: the server has grown by {tally.peak} MiB")
+
+
 def many(place: Path, first: int) -> Iterator[Tally]:
     """Rounds of 200 clients at once, each fifth of 1,000: every answer is the one that it would be alone."""
     model = fresh(place)
@@ -85,9 +92,7 @@ def many(place: Path, first: int) -> Iterator[Tally]:
             tally = crowd(client, alone, CROWDS[number % len(CROWDS)], number)
             if number < first + WARM:
                 base = max(base, resident(pid))
-            tally.peak = max(0, resident(pid) - base) >> 20
-            if tally.peak << 20 > GROWTH:
-                tally.fault("memory", f"round {number}: the server has grown by {tally.peak} MiB")
+            note_memory(tally, resident(pid) - base, f"round {number}", GROWTH)
             if "Traceback" in said():
                 tally.fault("tracebacks", f"round {number}: {said()[-600:]}")
             yield tally
@@ -146,9 +151,7 @@ def bytes_sent(place: Path, first: int) -> Iterator[Tally]:
                 tally.fault("differing", f"round {number}: the server is not well")
             if "Traceback" in said():
                 tally.fault("tracebacks", f"round {number}: {said()[-600:]}")
-            tally.peak = max(0, resident(pid) - base) >> 20
-            if tally.peak << 20 > MEMORY:
-                tally.fault("memory", f"round {number}: {tally.peak} MiB beyond the start")
+            note_memory(tally, resident(pid) - base, f"round {number}")
             tally.seconds = time.monotonic() - began
             yield tally
 
@@ -195,8 +198,6 @@ def documented(place: Path, first: int) -> Iterator[Tally]:
             tally.inputs = int(found[1]) if found else 0
             if done.returncode or "Traceback" in said():
                 tally.fault("tracebacks", f"seed {number}: {done.stdout[-1500:-900]} {said()[-300:]}")
-            tally.peak = max(0, resident(pid) - base) >> 20
-            if tally.peak << 20 > MEMORY:
-                tally.fault("memory", f"seed {number}: {tally.peak} MiB beyond the start")
+            note_memory(tally, resident(pid) - base, f"seed {number}")
             tally.seconds = time.monotonic() - began
             yield tally

@@ -31,6 +31,8 @@ def infill(
     """Fill the [MASK] (one token), [MASK:12] (twelve) and [MASK:4-12] (as many as fit best) spans of a text; the rest stays."""
     if many.wanted:
         check_alone(text, file, flags.trace)
+        if many.lines is not None and num > 1 and not flags.json:
+            raise UserError(f"--num {num} with --lines has a line for several texts: add --json, or leave --num out.")
         lm = flags.open()
         plan = lm.plan(seed=flags.seed, batch_size=batch_size, **chosen)
 
@@ -38,17 +40,9 @@ def infill(
             samples = lm.start_infill(texts, num, blocks=blocks, plan=plan).results
             return [samples[i : i + num] for i in range(0, len(samples), num)]
 
-        settings = {
-            **identity(lm, many),
-            "num": num,
-            "blocks": blocks,
-            "seed": flags.seed,
-            "changes": flags.changes,
-            **chosen,
-        }
-        if many.lines is not None and num > 1 and not flags.json:
-            raise UserError(f"--num {num} with --lines has a line for several texts: add --json, or leave --num out.")
-        run_batch("infill", many, settings, ask, None if flags.json else lambda samples: samples[0].text)
+        settings = {"num": num, "blocks": blocks, "seed": flags.seed, "changes": flags.changes, **chosen}
+        plain = None if flags.json else lambda samples: samples[0].text
+        run_batch("infill", many, {**identity(lm, many), **settings}, ask, plain)
         return
     given = o.read_text(text, file)
     lm = flags.open()

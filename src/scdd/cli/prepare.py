@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from typing import Annotated, Any, cast
@@ -15,6 +14,7 @@ from scdd.cli.cluster import Ray, RayCommand
 from scdd.cluster.connect import LOCAL
 from scdd.cluster.pool import pool_at
 from scdd.core.errors import UserError
+from scdd.core.machine import cores
 from scdd.data.address import place
 from scdd.data.collect import PrepareProgress
 from scdd.data.options import SEPARATORS, Separator
@@ -93,10 +93,10 @@ def prepare(
         field=field,
         separator=cast(Separator, separator),  # checked when the sources are looked up
         shard_tokens=shard_tokens,
-        workers=workers or _cores(),
+        workers=workers or cores(),
         overwrite=overwrite,
     )
-    pool = None if ray is None else pool_at(ray, workers or (_cores() if ray == LOCAL else None))
+    pool = None if ray is None else pool_at(ray, workers or (cores() if ray == LOCAL else None))
     start, console = time.monotonic(), Console(stderr=True)
     steps = run(job, None if pool is None else pool.ordered_map)
     last = _bar(steps, console) if console.is_terminal else _lines(steps)
@@ -105,11 +105,6 @@ def prepare(
 
 def _stage(step: PrepareProgress) -> str:
     return "training the tokenizer" if step.stage == "tokenizer" else "tokenising"
-
-
-def _cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _bar(steps: Iterator[PrepareProgress], console: Console) -> PrepareProgress:

@@ -16,6 +16,7 @@ import typer
 from scdd.cli.cluster import Ray, RayCommand
 from scdd.cluster.pool import RayPool, pool_at
 from scdd.core.errors import UserError
+from scdd.core.machine import cores
 
 if TYPE_CHECKING:
     from scdd.reproduce.parts import Part
@@ -126,7 +127,7 @@ class _Wishes:
         self.gpus = _gpus()
         if workers is not None and self.gpus:
             self.gpus = (self.gpus * -(-workers // len(self.gpus)))[:workers]
-        self.workers = len(self.gpus) or workers or _cores()
+        self.workers = len(self.gpus) or workers or cores()
 
 
 def _run(scale: Any, choices: Any, wanted: list[Part], parts: list[Part], records: Records, wishes: _Wishes) -> int:
@@ -239,7 +240,3 @@ def _gpus() -> list[str]:
     if visible is not None:
         return [name for name in visible.split(",") if name.strip()]
     return [str(i) for i in range(torch.cuda.device_count())]
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import secrets
 import threading
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from scdd.cluster.front import Front
 from scdd.cluster.options import Replicas
 from scdd.cluster.replica import Replica
 from scdd.core.errors import UserError, reason
+from scdd.core.machine import cores
 from scdd.serve.connections import MOST
 from scdd.serve.guard import Guard
 from scdd.serve.limits import Limits
@@ -34,15 +34,15 @@ def serve_replicas(
     spec: ServeSpec, door: Door, address: str, replicas: Replicas, ready: Callable[[str, str], None]
 ) -> None:
     """Serve until a signal comes; `ready` is told the address and what each replica has."""
-    # Without a cluster, Ray is told of a core for each replica; a few more than there are cost speed alone.
-    cores = max(_cores(), replicas.most)
-    if address == LOCAL and replicas.most > CROWD * _cores():
+    most = CROWD * cores()
+    if address == LOCAL and replicas.most > most:
         raise UserError(
-            f"{replicas.most} replicas are asked for and this machine has {_cores()} cores: choose at most {CROWD * _cores()}, or name a "
-            "cluster.",
+            f"{replicas.most} replicas are asked for and this machine has {cores()} cores: choose at most {most}, or name a cluster.",
             "replicas",
         )
-    with connected(address, cores if address == LOCAL else None) as ray, _deployed(ray, spec, replicas) as deployed:
+    # Without a cluster, Ray is told of a core for each replica; a few more than there are cost speed alone.
+    told = max(cores(), replicas.most)
+    with connected(address, told if address == LOCAL else None) as ray, _deployed(ray, spec, replicas) as deployed:
         handle, resources = deployed
         front = Front(handle, _failures(ray), spec.limits.seconds)
         limits = spec.limits
@@ -52,10 +52,6 @@ def serve_replicas(
         made = server_of(app, limits.seconds, door, lambda place: ready(place, resources))
         over = threading.Event()
         until_signalled(made, over.wait, over.set)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _failures(ray: Any) -> tuple[type[BaseException], ...]:

@@ -21,10 +21,12 @@ from dataclasses import dataclass, field
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from scdd.core.errors import UserError, reason
+from scdd.core.machine import cores
 from scdd.data.files import make_folder
+from scdd.evals.measure.tasks import Executor
 from scdd.reproduce.parts import STAGES, Part
 from scdd.reproduce.work import Bench, Place, Stopped
 
@@ -70,14 +72,6 @@ class Summary:
     """(Part, why, log)."""
     left: list[str] = field(default_factory=list)
     """Parts for the next time: they were stopped, or wait for what was."""
-
-
-class Executor(Protocol):
-    """Whoever carries tasks out."""
-
-    def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-        """Yield what `function` makes of each item as it finishes; nothing for an item whose process died."""
-        ...
 
 
 def group(parts: Sequence[Part], place: Place) -> list[Task]:
@@ -200,7 +194,7 @@ class LocalProcesses:
 
     def __init__(self, workers: int = 1, gpus: Sequence[str] = (), seconds: float | None = None) -> None:
         self.slots = list(gpus) if gpus else [""] * workers
-        self.threads = None if gpus else max(1, _cores() // workers)
+        self.threads = None if gpus else max(1, cores() // workers)
         self.end = None if seconds is None else time.monotonic() + seconds
 
     @property
@@ -266,10 +260,6 @@ def _context() -> Any:
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return context
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from fastapi.responses import PlainTextResponse, StreamingResponse
 
 from scdd import __version__
 from scdd.lm.model import LM
+from scdd.lm.results import Result
 from scdd.serve import errors, openai, replies, stream
 from scdd.serve import requests as ask
 from scdd.serve.guard import LOOPBACK, Guard
@@ -94,44 +95,28 @@ def _model_routes(service: Service) -> APIRouter:
         (samples,) = await service.answers([await run_in_threadpool(service.generate, body)], request)
         return replies.SamplesReply(model=service.name, **replies.of_samples(samples))
 
-    async def each(make: Callable[[Any], Job], body: Any, request: Request, reply: Callable[[Any], Any]) -> Any:
+    async def each(
+        make: Callable[[Any], Job], shape: type, fields: Callable[[Any], dict[str, Any]], body: Any, request: Request
+    ) -> Any:
         """One text's answer, or a list of them."""
         jobs = await run_in_threadpool(service.each, make, body)
-        answers = [reply(answer) for answer in await service.answers(jobs, request)]
+        answers = [shape(model=service.name, **fields(answer)) for answer in await service.answers(jobs, request)]
         return answers[0] if isinstance(body.text, str) else replies.ListReply(model=service.name, results=answers)
 
-    @router.post("/infill")
-    async def infill(
-        body: ask.InfillTexts, request: Request
-    ) -> replies.SamplesReply | replies.ListReply[replies.SamplesReply]:
+    @router.post("/infill", response_model=replies.SamplesReply | replies.ListReply[replies.SamplesReply])
+    async def infill(body: ask.InfillTexts, request: Request) -> Any:
         """Fill the [MASK], [MASK:12] and [MASK:4-12] holes of a text; all other tokens stay."""
+        return await each(service.infill, replies.SamplesReply, replies.of_samples, body, request)
 
-        def reply(samples: Any) -> replies.SamplesReply:
-            return replies.SamplesReply(model=service.name, **replies.of_samples(samples))
-
-        return await each(service.infill, body, request, reply)  # type: ignore[no-any-return]
-
-    @router.post("/correct")
-    async def correct(
-        body: ask.CorrectTexts, request: Request
-    ) -> replies.CorrectReply | replies.ListReply[replies.CorrectReply]:
+    @router.post("/correct", response_model=replies.CorrectReply | replies.ListReply[replies.CorrectReply])
+    async def correct(body: ask.CorrectTexts, request: Request) -> Any:
         """Keep what is right in a text, repair what is not."""
+        return await each(service.correct, replies.CorrectReply, replies.of_correction, body, request)
 
-        def reply(correction: Any) -> replies.CorrectReply:
-            return replies.CorrectReply(model=service.name, **replies.of_correction(correction))
-
-        return await each(service.correct, body, request, reply)  # type: ignore[no-any-return]
-
-    @router.post("/score")
-    async def score(
-        body: ask.ScoreTexts, request: Request
-    ) -> replies.ScoreReply | replies.ListReply[replies.ScoreReply]:
+    @router.post("/score", response_model=replies.ScoreReply | replies.ListReply[replies.ScoreReply])
+    async def score(body: ask.ScoreTexts, request: Request) -> Any:
         """How likely the model finds each token of a text, and how much it doubts it."""
-
-        def reply(scores: Any) -> replies.ScoreReply:
-            return replies.ScoreReply(model=service.name, **scores.json())
-
-        return await each(service.score, body, request, reply)  # type: ignore[no-any-return]
+        return await each(service.score, replies.ScoreReply, Result.json, body, request)
 
     @router.post("/tokenize")
     async def tokenize(body: ask.Tokenize) -> replies.TokenizeReply:

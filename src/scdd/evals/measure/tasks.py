@@ -30,7 +30,7 @@ class Executor(Protocol):
     """Whoever carries out tasks: a pool, a cluster."""
 
     def map(self, function: Callable[[A], B], items: Iterable[A]) -> Iterator[B]:
-        """function(item) for each item, as they finish."""
+        """function(item) for each item, as they finish; nothing for one whose process died."""
         ...
 
 
