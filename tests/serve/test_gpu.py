@@ -19,7 +19,7 @@ def test_rows_of_a_group_are_the_same_alone(compiled: bool) -> None:
     lm = load(device="cuda")
     if compiled:
         lm.compile()
-    how = {"length": 60, "steps": 16, "top_p": 0.9, "stop": False}
+    how = {"steps": 16, "top_p": 0.9, "stop": False}
     sharing = Sharing(lm, 64)
     group = sharing.size(1, 60)
     assert group == sharing.size(20, 60)
