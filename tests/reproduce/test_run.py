@@ -15,11 +15,11 @@ import pytest
 
 from scdd.core.errors import UserError
 from scdd.reproduce.parts import NO_CHOICES, corpus_path
-from scdd.reproduce.plan import make_plan
+from scdd.reproduce.expand import all_parts
 from scdd.reproduce.records import Records
 from scdd.reproduce.run import LocalProcesses, Task, execute, group, run
 from scdd.reproduce.work import Place
-from tests.reproduce.test_plan import scale
+from tests.reproduce.test_parts import scale
 
 
 class Serial:
@@ -31,7 +31,7 @@ class Serial:
 
 def tasks_of(out: Path, *swaps: tuple[str, str]) -> list[Task]:
     plan = scale(*swaps)
-    parts = make_plan(plan, out)
+    parts = all_parts(plan, out)
     place = Place(out, corpus_path(plan, out, NO_CHOICES))
     return group(Records(out).unfinished(parts), place)
 

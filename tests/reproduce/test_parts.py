@@ -17,8 +17,8 @@ from scdd.reproduce.cost import estimate
 from scdd.reproduce.load import load_scale, shipped
 from scdd.reproduce.options import Scale
 from scdd.reproduce.parts import Choices, Part, chosen
-from scdd.reproduce.plan import make_plan
-from scdd.reproduce.records import Record, Records, compact, of_plan, parsed, thinned
+from scdd.reproduce.expand import all_parts
+from scdd.reproduce.records import Record, Records, compact, of_parts, parsed, thinned
 from scdd.reproduce.run import group
 from scdd.reproduce.tuning import candidates, choose
 from scdd.reproduce.work import Place
@@ -60,7 +60,7 @@ def scale(*swaps: tuple[str, str]) -> Scale:
 @pytest.mark.parametrize("name", shipped())
 def test_shipped_scales_are_plans(name: str, tmp_path: Path) -> None:
     """Every part needs parts that come before it, and each has an id of its own."""
-    parts = make_plan(load_scale(name), tmp_path, Choices(llm="judge"))
+    parts = all_parts(load_scale(name), tmp_path, Choices(llm="judge"))
     before: set[str] = set()
     for part in parts:
         assert before.issuperset(part.needs), part.name
@@ -78,7 +78,7 @@ def test_the_small_scale_holds_what_it_must() -> None:
     assert any((one.nfe[0], one.nfe[-1]) == (8, 1024) for one in drawn)
     assert {0.008, 0.015, 0.02} <= set(held.systems["ReMDM-cap"].tune["eta"])
     assert held.systems["P2-Self"].tune["eta"]
-    recipes = {part.training: part for part in make_plan(held, Path("x")) if part.kind == "train"}
+    recipes = {part.training: part for part in all_parts(held, Path("x")) if part.kind == "train"}
     assert len(recipes) == 14
 
 
@@ -120,23 +120,23 @@ def ids(parts: Sequence[Part]) -> dict[str, str]:
 
 
 def test_a_part_is_known_by_what_it_depends_on(tmp_path: Path) -> None:
-    first = ids(make_plan(scale(), tmp_path / "a"))
-    assert ids(make_plan(scale(), tmp_path / "b")) == first, "folders may move"
-    assert ids(make_plan(scale(("save_every=10", "save_every=5")), tmp_path)) == first, (
+    first = ids(all_parts(scale(), tmp_path / "a"))
+    assert ids(all_parts(scale(), tmp_path / "b")) == first, "folders may move"
+    assert ids(all_parts(scale(("save_every=10", "save_every=5")), tmp_path)) == first, (
         "how often is saved changes nothing"
     )
-    longer = ids(make_plan(scale(("steps=30", "steps=40")), tmp_path))
+    longer = ids(all_parts(scale(("steps=30", "steps=40")), tmp_path))
     assert longer["data"] == first["data"]
     assert all(longer[name] != first[name] for name in first if name != "data")
-    other = ids(make_plan(scale(("counts: [3]", "counts: [4]")), tmp_path))
+    other = ids(all_parts(scale(("counts: [3]", "counts: [4]")), tmp_path))
     assert first.keys() ^ other.keys() == {f"measure/recovery/SCDD/seed-0/ours/k-{k}" for k in (3, 4)}
     toy = load_scale("toy")
-    judged = [ids(make_plan(toy, tmp_path, Choices(reference=judge))) for judge in ("a/x.gguf", "b/x.gguf", "y")]
+    judged = [ids(all_parts(toy, tmp_path, Choices(reference=judge))) for judge in ("a/x.gguf", "b/x.gguf", "y")]
     assert judged[0] == judged[1] != judged[2], "a judge is known by its name"
 
 
 def test_only_some_parts(tmp_path: Path) -> None:
-    parts = make_plan(load_scale("toy"), tmp_path)
+    parts = all_parts(load_scale("toy"), tmp_path)
     names = [part.name for part in chosen(parts, ["tune/PRISM"])]
     trained = ["train/mdlm/seed-0", "train/judge/seed-100", "train/prism/seed-0"]
     assert names == ["data", *trained, "tune/PRISM"]
@@ -154,7 +154,7 @@ def finish(records: Records, part: Part, weights: str = "w") -> None:
 
 
 def test_finished_parts_are_found(tmp_path: Path) -> None:
-    records, parts = Records(tmp_path), make_plan(scale(), tmp_path)
+    records, parts = Records(tmp_path), all_parts(scale(), tmp_path)
     by_name = {part.name: part for part in parts}
     data, train, *measured = parts
     assert records.unfinished(parts) == parts
@@ -171,16 +171,16 @@ def test_finished_parts_are_found(tmp_path: Path) -> None:
     for path in (tmp_path / "records").iterdir():
         path.unlink()
     assert records.unfinished(parts) == []
-    assert of_plan(parts, records.read()).keys() == by_name.keys()
+    assert of_parts(parts, records.read()).keys() == by_name.keys()
     assert published.read_text().count("\n") == len(parts)
-    elsewhere = make_plan(scale(("rows: 4", "rows: 5")), tmp_path)
-    kept = of_plan(elsewhere, records.read())
+    elsewhere = all_parts(scale(("rows: 4", "rows: 5")), tmp_path)
+    kept = of_parts(elsewhere, records.read())
     assert kept.keys() == {"data", "train/scdd/seed-0", *(n for n in by_name if "correction" in n or "zero" in n)}
-    assert of_plan(elsewhere, records.read(), by_name=True).keys() == by_name.keys()
+    assert of_parts(elsewhere, records.read(), by_name=True).keys() == by_name.keys()
 
 
 def test_damaged_records_are_named(tmp_path: Path) -> None:
-    records, parts = Records(tmp_path), make_plan(scale(), tmp_path)
+    records, parts = Records(tmp_path), all_parts(scale(), tmp_path)
     finish(records, parts[0])
     [path] = (tmp_path / "records").iterdir()
     good: dict[str, Any] = json.loads(path.read_text())
@@ -229,7 +229,7 @@ def test_tuning_takes_the_best_that_stays_varied() -> None:
 
 def test_cost_follows_the_work_and_the_folders_own_speed(tmp_path: Path) -> None:
     plan = scale()
-    parts = make_plan(plan, tmp_path)
+    parts = all_parts(plan, tmp_path)
     tasks = group(parts, Place(tmp_path))
     assert [task.stage for task in tasks] == ["data", "train", "measure"]
     work = {"train": 30 * 4 * 24, "read": 4 * 24 * 2 + 2 * 3 * 24 * 2, "draw": 2 * 2 * 24 * (2 + 4) + 4 * 24}
