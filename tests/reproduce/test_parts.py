@@ -1,8 +1,9 @@
-"""Plans: scales are data that is checked, parts are known by what they depend on, and finished ones are found."""
+"""Scales are data that is checked, parts are known by what they depend on, and finished ones are found."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +14,11 @@ import pytest
 from scdd.cli.main import main
 from scdd.core.errors import UserError
 from scdd.recipe.load import options_from
-from scdd.reproduce.cost import estimate
+from scdd.reproduce.cost import estimate, own_rates, task_table
+from scdd.reproduce.expand import all_parts
 from scdd.reproduce.load import load_scale, shipped
 from scdd.reproduce.options import Scale
 from scdd.reproduce.parts import Choices, Part, chosen
-from scdd.reproduce.expand import all_parts
 from scdd.reproduce.records import Record, Records, compact, of_parts, parsed, thinned
 from scdd.reproduce.run import group
 from scdd.reproduce.tuning import candidates, choose
@@ -58,7 +59,7 @@ def scale(*swaps: tuple[str, str]) -> Scale:
 
 
 @pytest.mark.parametrize("name", shipped())
-def test_shipped_scales_are_plans(name: str, tmp_path: Path) -> None:
+def test_shipped_scales_have_their_parts(name: str, tmp_path: Path) -> None:
     """Every part needs parts that come before it, and each has an id of its own."""
     parts = all_parts(load_scale(name), tmp_path, Choices(llm="judge"))
     before: set[str] = set()
@@ -75,11 +76,24 @@ def test_the_small_scale_holds_what_it_must() -> None:
     held = load_scale("small")
     assert held.seeds == (0, 1, 2)
     drawn = [one for one in held.measurements if one.kind == "generation"]
-    assert any((one.nfe[0], one.nfe[-1]) == (8, 1024) for one in drawn)
+    budgets = {
+        (part.convention, part.settings["nfe"])
+        for part in all_parts(held, Path("x"))
+        if part.kind == "generation" and part.system == "SCDD elbo 0.2" and not part.tuned
+    }
+    assert budgets == {(convention, nfe) for convention in ("ours", "authors") for nfe in (8, 32, 128, 1024)}
+    assert {one.tuned for one in drawn} == {"no", "only"}
     assert {0.008, 0.015, 0.02} <= set(held.systems["ReMDM-cap"].tune["eta"])
     assert held.systems["P2-Self"].tune["eta"]
-    recipes = {part.training: part for part in all_parts(held, Path("x")) if part.kind == "train"}
-    assert len(recipes) == 14
+    parts = all_parts(held, Path("x"))
+    trained = Counter(part.training for part in parts if part.kind == "train")
+    few = {"ar": 1, "scdd-peak-0.25": 2, "scdd-peak-0.75": 2}
+    assert len(trained) == 11
+    assert all(count == few.get(name, 3) for name, count in trained.items())
+    tasks = group(parts, Place(Path("x")), drop_weights=True)
+    cost = estimate(tasks, held, parts, {})
+    assert cost.seconds < 80 * 60, "three leases of less than half an hour"
+    assert task_table(tasks, cost.rates, 1440.0).rows[-1][3].text == "3"
 
 
 @pytest.mark.parametrize(
@@ -146,10 +160,10 @@ def test_only_some_parts(tmp_path: Path) -> None:
     assert chosen(parts, []) == parts
 
 
-def finish(records: Records, part: Part, weights: str = "w") -> None:
+def finish(records: Records, part: Part, weights: str = "w", device: str = "cpu") -> None:
     """As if it were done, with the weights of whatever it needs called so."""
     used = {name: weights for name in part.needs if name.startswith("train/")}
-    made = {"seconds": 2.0, "date": "2026", "weights": weights, "used": used, "device": "cpu", "versions": {}}
+    made = {"seconds": 2.0, "date": "2026", "weights": weights, "used": used, "device": device, "versions": {}}
     records.write(part, {"value": 1.0}, made)
 
 
@@ -167,6 +181,12 @@ def test_finished_parts_are_found(tmp_path: Path) -> None:
     finish(records, train, "others")
     assert records.unfinished(parts) == [train, *measured], "these numbers are of other weights"
     finish(records, train)
+    (records.folder / f"{measured[0].id}.json").unlink()
+    assert records.unfinished(parts) == [train, measured[0]], "a CPU trains it to the same bits"
+    finish(records, measured[1], device="a GPU")
+    assert records.unfinished(parts) == [train, *measured[:2]], "a GPU does not"
+    finish(records, measured[0])
+    finish(records, measured[1])
     published = records.publish()
     for path in (tmp_path / "records").iterdir():
         path.unlink()
@@ -231,14 +251,45 @@ def test_cost_follows_the_work_and_the_folders_own_speed(tmp_path: Path) -> None
     plan = scale()
     parts = all_parts(plan, tmp_path)
     tasks = group(parts, Place(tmp_path))
-    assert [task.stage for task in tasks] == ["data", "train", "measure"]
+    assert [task.name for task in tasks] == ["data", "train/scdd/seed-0", "measure/scdd/seed-0"]
     work = {"train": 30 * 4 * 24, "read": 4 * 24 * 2 + 2 * 3 * 24 * 2, "draw": 2 * 2 * 24 * (2 + 4) + 4 * 24}
     judged = 3 * 2 * 24 * 2 + 3 * 4 * 24
-    cost = estimate(tasks, plan, parts, {})
-    assert cost.seconds == pytest.approx(3 * plan.rates.start + (sum(work.values()) + judged) / 1000)
+    cost = estimate(tasks, plan, parts, {}, workers=2)
+    assert cost.seconds == pytest.approx(
+        2 * plan.rates.start + 3 * plan.rates.task + (sum(work.values()) + judged) / 1000
+    )
+    assert sum(map(cost.rates.of, tasks)) == pytest.approx(cost.seconds - 2 * plan.rates.start)
+    drawn = next(part for part in parts if part.name.endswith("correction/SCDD/seed-0/ours/nfe-4"))
+    slow = own_rates(replace(plan.rates, step=10.0), parts, {})
+    assert slow.part(drawn) == pytest.approx(2 * 4 * 10 + 3 * 2 * 24 / 1000), "two walks, however few the texts"
     train = parts[1]
     done = Record({**vars(train), "settings": {}}, {}, {"seconds": train.work["train"] / 500})
-    slower = estimate(tasks, plan, parts, {train.id: done})
-    assert slower.measured
+    slower = estimate(tasks, plan, parts, {train.id: done}, workers=2)
+    assert slower.rates.measured
     assert slower.seconds - cost.seconds == pytest.approx(train.work["train"] / 1000), "half as fast as was said"
     assert replace(train, work={}).work == {}
+
+
+def test_what_shares_weights_is_one_task_and_first_seeds_come_first(tmp_path: Path) -> None:
+    """Train, measure, drop: each task leaves nothing behind that a later one needs but numbers."""
+    parts = all_parts(load_scale("toy"), tmp_path, Choices(llm="judge"))
+    tasks = group(parts, Place(tmp_path), drop_weights=True)
+    assert sorted(part.name for task in tasks for part in task.parts) == sorted(part.name for part in parts)
+    done: set[str] = set()
+    for task in tasks:
+        for part in task.parts:
+            kept = {part.name for part in task.parts if part.kind == "train"} | {"train/judge/seed-100"}
+            assert all(need in kept for need in part.needs if need.startswith("train/")), part.name
+            assert done.issuperset(part.needs), part.name
+            done.add(part.name)
+    assert [task.name for task in tasks][:4] == [
+        "data", "judge/seed-100", "scdd/seed-0+gidd+/seed-0", "mdlm/seed-0+prism/seed-0"
+    ]  # fmt: skip
+    assert [part.seed for task in tasks[2:] for part in task.parts] == sorted(
+        p.seed for t in tasks[2:] for p in t.parts
+    )
+    assert tasks[1].drop == ()
+    assert tasks[3].drop == ("mdlm/seed-0", "prism/seed-0")
+    rates = own_rates(load_scale("toy").rates, parts, {})
+    pieces = [row[3].text for row in task_table(tasks, rates, rates.start + rates.of(tasks[2])).rows]
+    assert pieces[:4] == ["1", "1", "2", "3"], "each of the last two fills a piece"

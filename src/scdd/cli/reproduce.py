@@ -164,7 +164,8 @@ def _run(scale: Any, choices: Any, wanted: list[Part], parts: list[Part], record
     place = Place(records.out, corpus, scale.batch_size)
     tasks = group(todo, place, wishes.drop_weights)
     needed = cost.estimate(tasks, scale, parts, records.read(), wishes.workers)
-    lines = cost.told(needed, wishes.devices, scale.rates, records.out, wishes.price)
+    here = wishes.gpus or scale.rates.unit == "core-hours"  # an estimate for GPUs that are elsewhere is of one
+    lines = cost.told(needed, wishes.devices if here else 1, scale.rates, records.out, wishes.price)
     if wishes.dry_run:
         typer.echo(f"{scale.name}: {scale.about.strip()}\n")
         typer.echo(cost.parts_table(wanted, todo, needed.rates).markdown())

@@ -141,7 +141,7 @@ def told(cost: Cost, devices: int, rates: RateOptions, out: Path, price: float |
     hours = cost.seconds / 3600
     wall = max(cost.seconds / devices, cost.longest) / 3600
     by = "this folder's own speed" if cost.rates.measured else f"speeds measured on {rates.device}"
-    where = f"{devices} {'GPUs' if rates.unit == 'GPU-hours' else 'cores'}"
+    where = f"{devices} {'GPU' if rates.unit == 'GPU-hours' else 'core'}{'' if devices == 1 else 's'}"
     lines = [f"about {_hours(hours)} {rates.unit}, {_hours(wall)} hours on {where}, by {by}"]
     if price is not None:
         lines.append(f"about {hours * price:,.2f} at {price:g} for an hour of one process")
