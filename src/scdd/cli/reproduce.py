@@ -21,7 +21,7 @@ from scdd.core.machine import cores
 if TYPE_CHECKING:
     from scdd.reproduce.parts import Part
     from scdd.reproduce.records import Records
-    from scdd.reproduce.run import Summary
+    from scdd.reproduce.run import Summary, Task
 
 COMMAND = RayCommand
 SHOWN = 20  # failures that are told
@@ -49,7 +49,7 @@ def reproduce(
     minutes: Annotated[
         float | None,
         typer.Option(
-            help="Begin nothing that would take longer than so many minutes from now, and stop what does; the rest is for next time."
+            help="Stop after so many minutes; the rest is for next time. With --drop-weights nothing is begun that would not end in time."
         ),
     ] = None,
     drop_weights: Annotated[
@@ -179,11 +179,18 @@ def _run(scale: Any, choices: Any, wanted: list[Part], parts: list[Part], record
     if not wishes.quiet:
         doing = f"{len(todo)} of {len(wanted)} parts to do: {'; '.join(lines)}"
         typer.echo(doing if todo else f"all {len(wanted)} parts are finished", err=True)
-    # Rates of this folder were measured as it shares its GPUs; a scale's are of a process alone.
+    # Rates of this folder were measured as it shares its GPUs; a scale's are of a process alone. What is kept goes on from its
+    # checkpoints next time, so that nothing is lost by beginning it.
     shared = 1.0 if needed.rates.measured else wishes.workers / wishes.devices
-    local = LocalProcesses(
-        wishes.workers, wishes.gpus, wishes.seconds, lambda task: needed.rates.start + shared * needed.rates.of(task)
-    )
+
+    def expected(task: Task) -> float:
+        return shared * needed.rates.of(task) if wishes.drop_weights else 0.0
+
+    for task in tasks:
+        if wishes.seconds is not None and expected(task) > wishes.seconds:
+            minutes = f"about {expected(task) / 60:.0f} minutes, longer than --minutes"
+            typer.echo(f"{task.name} is not begun: it takes {minutes}", err=True)
+    local = LocalProcesses(wishes.workers, wishes.gpus, wishes.seconds, expected)
     with _signals(), _progress(records, wanted, len(wanted) - len(todo), wishes.quiet) as tell, local:
         summary = run(tasks, wishes.pool or local, tell)
     _tell(summary)
