@@ -160,11 +160,13 @@ def test_only_some_parts(tmp_path: Path) -> None:
     assert chosen(parts, []) == parts
 
 
-def finish(records: Records, part: Part, weights: str = "w", device: str = "cpu") -> None:
+def finish(
+    records: Records, part: Part, weights: str = "w", device: str = "cpu", more: dict[str, Any] | None = None
+) -> None:
     """As if it were done, with the weights of whatever it needs called so."""
     used = {name: weights for name in part.needs if name.startswith("train/")}
     made = {"seconds": 2.0, "date": "2026", "weights": weights, "used": used, "device": device, "versions": {}}
-    records.write(part, {"value": 1.0}, made)
+    records.write(part, {"value": 1.0}, made | (more or {}))
 
 
 def test_finished_parts_are_found(tmp_path: Path) -> None:
@@ -197,6 +199,19 @@ def test_finished_parts_are_found(tmp_path: Path) -> None:
     kept = of_parts(elsewhere, records.read())
     assert kept.keys() == {"data", "train/scdd/seed-0", *(n for n in by_name if "correction" in n or "zero" in n)}
     assert of_parts(elsewhere, records.read(), by_name=True).keys() == by_name.keys()
+
+
+def test_what_was_tuned_otherwise_is_measured_again(tmp_path: Path) -> None:
+    records, parts = Records(tmp_path), chosen(all_parts(load_scale("toy"), tmp_path), ["ours-tuned"])
+    for part in parts:
+        finish(records, part, more={"chosen": {"eta": 1}})
+        if part.kind == "tune":
+            records.write(part, {"chosen": {"eta": 1}}, {"device": "cpu"})
+    assert records.unfinished(parts) == []
+    records.write(next(part for part in parts if part.name == "tune/PRISM"), {"chosen": {"eta": 2}}, {"device": "cpu"})
+    again = [part for part in records.unfinished(parts) if part.kind != "train"]
+    assert {part.system for part in again} == {"PRISM"}
+    assert {part.seed for part in again} == {0, 1}
 
 
 def test_damaged_records_are_named(tmp_path: Path) -> None:

@@ -239,7 +239,8 @@ class _Expansion:
                 if tuned:
                     asked["tuning"] = self.ids[tuning[0]]
                 texts = one.num * length
-                walks, read, steps = *((2, 3) if kind == "correction" else (1, 1)), length if alone else nfe
+                walks, read = (2, 3) if kind == "correction" else (1, 1)
+                steps = length if alone else nfe
                 evaluations = walks * steps * self._walks(one.num)
                 work = {"draw": walks * texts * steps, "judge": read * texts, "evaluations": evaluations}
                 part = replace(base, tuned=tuned, needs=(*base.needs, *judge, *tuning))

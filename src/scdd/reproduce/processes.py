@@ -20,6 +20,7 @@ from scdd.core.machine import cores
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 PATIENCE = 60.0  # seconds for a training to save, once it is asked to stop
+GRACE = 10.0  # for a process that has nothing to do
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ class LocalProcesses:
     def _begin(self, function: Callable[[Any], Any], item: Any) -> _Worker:
         while self._idle:
             worker = self._idle.pop()
-            with contextlib.suppress(OSError):  # it died of boredom
+            with contextlib.suppress(OSError):  # it died meanwhile
                 worker.connection.send((function, item))
                 return worker
             self._lost(worker)
@@ -134,8 +135,10 @@ class LocalProcesses:
         for worker in self._idle:
             worker.connection.close()
         for worker in self._idle:
-            worker.process.join(PATIENCE)
-            _end([worker.process])
+            worker.process.join(GRACE)
+            if worker.process.is_alive():
+                worker.process.kill()
+                worker.process.join()
             self.slots.append(worker.slot)
         self._idle.clear()
 

@@ -20,13 +20,13 @@ from pathlib import Path
 
 import torch
 
+from scdd.bundle.folder import CHECKPOINTS
 from scdd.core.errors import UserError, reason
 from scdd.data.files import make_folder
 from scdd.evals.measure.tasks import Executor
 from scdd.reproduce.parts import RUNS, STAGES, Part
 from scdd.reproduce.work import Bench, Place, Stopped
 
-CHECKPOINTS = "checkpoints"
 LOGS = "logs"
 VARIANTS = 64  # of one function that the compiler keeps: systems, training or measuring
 
