@@ -154,7 +154,7 @@ def test_only_some_parts(tmp_path: Path) -> None:
     names = [part.name for part in chosen(parts, ["tune/PRISM"])]
     trained = ["train/mdlm/seed-0", "train/judge/seed-100", "train/prism/seed-0"]
     assert names == ["data", *trained, "tune/PRISM"]
-    run = chosen(parts, ["ar/seed-1"])
+    run = chosen(parts, ["ar/seed-0"])
     assert {part.training for part in run} == {"ar", "judge", ""}
     assert {part.kind for part in run} == {"data", "train", "likelihood", "generation", "zero-shot"}
     assert chosen(parts, []) == parts

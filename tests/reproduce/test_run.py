@@ -19,7 +19,7 @@ from scdd.reproduce.expand import all_parts
 from scdd.reproduce.parts import NO_CHOICES, corpus_path
 from scdd.reproduce.processes import LocalProcesses
 from scdd.reproduce.records import Records
-from scdd.reproduce.run import Task, execute, group, run
+from scdd.reproduce.run import Outcome, Task, execute, group, run
 from scdd.reproduce.work import Place
 from tests.reproduce.test_parts import scale
 
@@ -124,6 +124,10 @@ def double(item: int) -> tuple[int, str, int]:
     return 2 * item, os.environ.get("CUDA_VISIBLE_DEVICES", ""), os.getpid()
 
 
+def spoilt(item: int) -> Outcome:
+    return Outcome(str(os.getpid()), (), {}, spoilt=True)
+
+
 def endless(item: int) -> str:
     assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []), "Ctrl-C is for the command, which asks once"
     try:
@@ -145,7 +149,9 @@ def test_processes(monkeypatch: pytest.MonkeyPatch) -> None:
         assert 2 <= len(pids) <= 3, "the one that died was replaced"
         assert {pid for _, _, pid in processes.map(double, [7, 8, 9])} & pids, "they last"
     assert not processes.late
+    assert processes.died == [3]
     assert not multiprocessing.active_children()
+    assert len({outcome.task for outcome in LocalProcesses(1).map(spoilt, range(2))}) == 2, "its GPU answers no more"
     late = LocalProcesses(1, seconds=1.0)
     assert list(late.map(endless, range(3))) == ["stopped"]
     assert late.late

@@ -38,7 +38,7 @@ class LocalProcesses:
 
     After `seconds` nothing is begun any more, and what runs is asked to stop: a training saves a checkpoint and ends. What
     would take longer than is left, by `expected`, is not begun at all. A process that dies takes its item with it, and another
-    one goes on. Processes end with the one that started them, however that ends; inside `with` they last from one `map` to
+    one goes on; so it is after a result that says that it is `spoilt`. Processes end with the one that started them, however that ends; inside `with` they last from one `map` to
     the next.
     """
 
@@ -53,6 +53,7 @@ class LocalProcesses:
         self.threads = None if gpus else max(1, cores() // workers)
         self.end = None if seconds is None else time.monotonic() + seconds
         self.expected, self.late = expected, False  # late: the time has kept something back
+        self.died: list[Any] = []  # items whose processes ended without a word, unasked
         self._idle: list[_Worker] = []
         self._keeps = False
 
@@ -67,32 +68,36 @@ class LocalProcesses:
     def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
         """Results as they finish."""
         waiting = list(items)
-        running: dict[Any, _Worker] = {}
+        running: dict[Any, tuple[_Worker, Item]] = {}
         asked = False
         try:
             while True:
                 while (self._idle or self.slots) and (item := self._next(waiting)) is not None:
                     worker = self._begin(function, item)
-                    running[worker.connection] = worker
+                    running[worker.connection] = worker, item
                 if not running:
                     break
                 for connection in wait(list(running), timeout=0.5):
-                    worker = running.pop(connection)
+                    worker, item = running.pop(connection)
                     try:
                         result = worker.connection.recv()
                     except (EOFError, ConnectionError):
                         self._lost(worker)
+                        self.died += [] if asked else [item]
                         continue
-                    self._idle.append(worker)
+                    if getattr(result, "spoilt", False):
+                        self._lost(worker)
+                    else:
+                        self._idle.append(worker)
                     yield result
                 if self._left() <= 0 and not asked:
                     asked = self.late = True
-                    for worker in running.values():
+                    for worker, _ in running.values():
                         worker.process.terminate()
             self.late = self.late or bool(waiting)
         finally:
-            _end([worker.process for worker in running.values()])
-            self.slots.extend(worker.slot for worker in running.values())
+            _end([worker.process for worker, _ in running.values()])
+            self.slots.extend(worker.slot for worker, _ in running.values())
             if not self._keeps:
                 self._dismiss()
 
@@ -192,9 +197,12 @@ def _work(connection: Connection, how: _How) -> None:
 
         torch.set_num_threads(how.threads)
     with contextlib.suppress(EOFError, ConnectionError, KeyboardInterrupt):  # nothing more is asked for
-        while True:
+        spoilt = False
+        while not spoilt:
             function, item = connection.recv()
-            connection.send(function(item))
+            result = function(item)
+            connection.send(result)
+            spoilt = getattr(result, "spoilt", False)
 
 
 def _interrupt(number: int, frame: Any) -> None:

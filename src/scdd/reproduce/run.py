@@ -59,6 +59,8 @@ class Outcome:
     stopped: bool = False
     """It was asked to end; what is left is done next time."""
     seconds: float = 0.0
+    spoilt: bool = False
+    """Its process is of no more use."""
 
 
 @dataclass
@@ -150,10 +152,10 @@ def run(tasks: Sequence[Task], executor: Executor, tell: Callable[[str], None] =
                 tell(_line(outcome, task))
         except UserError as error:  # the executor itself gives up, as a cluster may
             why = str(error)
-        late = getattr(executor, "late", False)
+        late, died = getattr(executor, "late", False), [task.name for task in getattr(executor, "died", ())]
         for task in silent.values():
             undone.update(part.name for part in task.parts)
-            if late:
+            if late and task.name not in died:
                 summary.left += [part.name for part in task.parts]
             else:
                 summary.failed += [(part.name, why, task.log) for part in task.parts]
@@ -178,7 +180,7 @@ def _line(outcome: Outcome, task: Task) -> str:
 
 def execute(task: Task) -> Outcome:
     """Do the parts of a task in this process; what it prints goes to its log. One part's failure keeps back only what needs it."""
-    start, finished, failed, stopped = time.monotonic(), list[str](), dict[str, str](), False
+    start, finished, failed, stopped, spoilt = time.monotonic(), list[str](), dict[str, str](), False, False
     make_folder(task.log.parent)
     with _logged(task.log), _device():
         bench, undone = Bench(task.place), set[str]()
@@ -200,11 +202,24 @@ def execute(task: Task) -> Outcome:
             except Exception as error:
                 failed[part.name] = f"{type(error).__name__}: {reason(error)}"
                 traceback.print_exc()
+                spoilt = _spoilt()
+                if spoilt:
+                    break
             undone.update(failed)
         if len(finished) == len(task.parts):
             for run in task.drop:
                 shutil.rmtree(task.place.out / RUNS / run / CHECKPOINTS, ignore_errors=True)
-    return Outcome(task.name, tuple(finished), failed, stopped, time.monotonic() - start)
+    return Outcome(task.name, tuple(finished), failed, stopped, time.monotonic() - start, spoilt)
+
+
+def _spoilt() -> bool:
+    """Whether the GPU answers nothing any more, as after an illegal access: only another process is heard again."""
+    try:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
 
 
 @contextlib.contextmanager
@@ -220,7 +235,8 @@ def _device() -> Iterator[None]:
         yield
     finally:
         gc.collect()
-        torch.cuda.empty_cache()
+        with contextlib.suppress(RuntimeError):  # of a GPU that answers no more
+            torch.cuda.empty_cache()
 
 
 def _say(line: str) -> None:
