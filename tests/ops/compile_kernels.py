@@ -40,6 +40,8 @@ def main() -> None:
     common = {"z_ids": "*i64", "stride": "i32", **numbers}
     for (dtype, bits), top_p, top_k in itertools.product((("*bf16", 16), ("*fp32", 32)), (False, True), (False, True)):
         constants = {"COLUMNS": 50304, "KEY_BITS": bits, "HAS_INPUT_BIAS": bits == 32, "TOP_P": top_p, "TOP_K": top_k}
+        constants["SCALES"] = top_p != top_k  # each row its own temperature
+        common["scale"] = "*fp32" if constants["SCALES"] else "fp32"
         build(head._row_stats, {"logits": dtype, **common, **stats}, {**constants, "BLOCK": head.BLOCK}, head.WARPS)
         build(
             redraw._row_draw, {"logits": dtype, **common, **draws}, {**constants, "BLOCK": redraw.BLOCK}, redraw.WARPS

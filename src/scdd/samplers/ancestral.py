@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 from torch import Tensor
 
@@ -16,6 +16,8 @@ from scdd.samplers.options import AncestralOptions
 @dataclass(frozen=True)
 class Ancestral(AncestralOptions, Sampler):
     """p_θ(z_s | z_t), `eq:backwardParam`. Any weights fit any process of the marginals that they were trained with."""
+
+    by_row: ClassVar[bool] = True
 
     def step(self, z_t: Tensor, ctx: Context) -> Transition:
         """Straight from the process, which asks only for x_θ(z_t)."""
