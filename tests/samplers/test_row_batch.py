@@ -69,7 +69,7 @@ HOW: dict[str, dict[str, Any]] = {
 @cache
 def model(process: Process) -> Model:
     generator = torch.Generator().manual_seed(5)
-    network = DiT(DiTConfig(1, 16, 2), VOCAB, generator)
+    network = DiT(DiTConfig(1, 16, 2, time_conditioning=True), VOCAB, generator)
     head = QualityHead(16, generator=generator)
     with torch.no_grad():
         for parameter in (*network.parameters(), *head.parameters()):

@@ -22,6 +22,7 @@ from scdd.samplers.options import SAMPLER_NAMES
 from scdd.samplers.prediction import Prediction
 
 if TYPE_CHECKING:
+    from scdd.samplers.graphs import StepGraphs
     from scdd.samplers.plan import SamplingPlan
 
 
@@ -37,6 +38,8 @@ class Model:
     process: Process | Autoregressive
     quality: Callable[[Tensor], Tensor] | None = None  # PRISM's head, where one was trained
     eos_id: int | None = None  # ends an autoregressive row
+    graphs: StepGraphs | None = None
+    """Where captured steps are kept, on a GPU (`samplers.graphs`); None: every step is launched kernel by kernel."""
 
 
 class Tokens(NamedTuple):
@@ -188,7 +191,8 @@ class Sampler(ABC):
     """Whether it evaluates the network itself, once a step, and needs no `Context.prediction`."""
     by_row: ClassVar[bool] = False
     """Whether it takes `Context.step` as columns [B, 1], a row's own numbers each, and keeps nothing in `Context.memory` but
-    what `memory` begins: then rows at different steps share evaluations (`loop.RowBatch`). Else all rows walk in step."""
+    what `memory` begins, and has `times` that do not depend on the rows: then rows at different steps share evaluations
+    (`loop.RowBatch`), and a GPU replays its steps (`graphs`). Else all rows walk in step."""
 
     @property
     def name(self) -> str:
