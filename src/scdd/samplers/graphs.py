@@ -101,6 +101,10 @@ class StepGraphs:
         self._shapes: OrderedDict[object, _Shape] = OrderedDict()
         self._lock = threading.RLock()
 
+    def __reduce__(self) -> tuple[type[StepGraphs], tuple[()]]:
+        """A copy begins with nothing."""
+        return StepGraphs, ()
+
     def why_not(self, batch: RowBatch) -> str | None:
         """Why a batch's steps are not captured; None where they are."""
         plan, now = batch.plan, batch.present
