@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import scdd
 from scdd.core import Head
 from scdd.core.rng import CounterRNG
 from scdd.ops.common import NO_FILTERS, Filters
@@ -264,3 +266,99 @@ def test_bookkeeping_takes_few_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 KERNELS = 220
+
+
+# -- on a GPU -----------------------------------------------------------------------------------------------------------
+
+
+def on_gpu(case: str) -> Model:
+    plain = model(CASES[case][0])
+    network, head = copy.deepcopy(plain.denoiser), copy.deepcopy(plain.quality)
+    return replace(plain, denoiser=network.to("cuda", torch.bfloat16), quality=head.to("cuda", torch.bfloat16))  # type: ignore[union-attr]
+
+
+def captured_in(m: Model) -> int:
+    assert m.graphs is not None
+    return sum(
+        isinstance(each, torch.cuda.CUDAGraph) for shape in m.graphs._shapes.values() for each in shape.graphs.values()
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", CASES)
+def test_replays_are_the_steps(case: str) -> None:
+    """Every frame, bit by bit, in groups of three and all together, with every final step."""
+    plain, sampler = on_gpu(case), CASES[case][1]
+    with_graphs = replace(plain, graphs=StepGraphs())
+    for final, more in [
+        *((final, {}) for final in FINALS),
+        ("greedy", {"tolerance": 3.0}),
+        ("none", {"last_pass": argmax}),
+    ]:
+        if fits(sampler, "tolerance" if "tolerance" in more else "pass" if more else "plain"):
+            for together_ in (3, None):
+                wanted = frames(plain, sampler, "cuda", final=final, rows_per_forward=together_, **more)
+                for _ in range(2):
+                    found = frames(with_graphs, sampler, "cuda", final=final, rows_per_forward=together_, **more)
+                    assert equal(found, wanted), (final, more, together_)
+    assert captured_in(with_graphs) > 2
+    assert not any(shape.broken for shape in with_graphs.graphs._shapes.values())  # type: ignore[union-attr]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", ["scdd", "p2", "gidd-correct"])
+def test_rows_join_replayed_batches(case: str) -> None:
+    """In one shape a row is the same alone and in any company, replayed or not."""
+    plain, sampler = on_gpu(case), CASES[case][1]
+    with_graphs = replace(plain, graphs=StepGraphs())
+    asks = [
+        replace(ask, z=ask.z.cuda(), frozen=ask.frozen.cuda())
+        for ask in asked(sampler, "greedy", heats=(0.5, 1.0, 1.7), rows_per_forward=8)
+    ]
+    whole = [together(m, asks, width=16) for m in (plain, with_graphs, with_graphs)]
+    assert whole[0] == whole[1] == whole[2]
+    for i, ask in enumerate(asks):
+        [lone] = together(with_graphs, [replace(ask, joins=0)], width=16)
+        assert [each[4] for each in lone] == [each[4] for each in whole[0][i]]
+
+
+@pytest.mark.gpu
+def test_shapes_are_let_go() -> None:
+    plain = on_gpu("scdd")
+    with_graphs = replace(plain, graphs=StepGraphs(most=2))
+    for rows in (1, 2, 3, 4):
+        frames(with_graphs, Ancestral(), "cuda", rows_per_forward=rows)
+    assert len(with_graphs.graphs._shapes) == 2  # type: ignore[union-attr]
+    with_graphs.graphs.clear()  # type: ignore[union-attr]
+    wanted = frames(plain, Ancestral(), "cuda", rows_per_forward=2)
+    assert equal(frames(with_graphs, Ancestral(), "cuda", rows_per_forward=2), wanted)
+
+
+@pytest.mark.gpu
+def test_changed_weights_are_seen() -> None:
+    plain = on_gpu("scdd")
+    with_graphs = replace(plain, graphs=StepGraphs())
+    before = frames(with_graphs, Ancestral(), "cuda")
+    with torch.no_grad():
+        for parameter in plain.denoiser.parameters():  # type: ignore[attr-defined]
+            parameter.mul_(0.7)
+    after = frames(with_graphs, Ancestral(), "cuda")
+    assert equal(after, frames(plain, Ancestral(), "cuda"))
+    assert not equal(after, before)
+
+
+@pytest.mark.gpu
+def test_the_bundled_model_says_the_same_with_graphs_and_without() -> None:
+    lm = scdd.load(device="cuda")
+    assert lm.graphs
+    how: dict[str, Any] = {"length": 40, "steps": 12, "record": True}
+    with_graphs = [lm.generate(3, **how) for _ in range(2)]
+    assert captured_in(lm.engine.model)
+    lm.graphs = False
+    without = lm.generate(3, **how)
+    for samples in with_graphs:
+        assert [each.text for each in samples] == [each.text for each in without]
+        for one, other in zip(samples, without, strict=True):
+            assert one.trajectory is not None
+            assert other.trajectory is not None
+            assert torch.equal(one.trajectory.tokens, other.trajectory.tokens)

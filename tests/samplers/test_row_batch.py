@@ -96,7 +96,7 @@ class Asked:
 
     @property
     def rng(self) -> CounterRNG:
-        return CounterRNG(self.plan.seed, [self.sample])
+        return CounterRNG(self.plan.seed, [self.sample], self.z.device)
 
 
 def asked(

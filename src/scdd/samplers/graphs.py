@@ -190,7 +190,8 @@ def _key(batch: RowBatch) -> object:
     """Batches of equal keys can use the same tensors and graphs."""
     now, model, columns = batch.present, batch.model, batch.present.state.tokens.shape[1]
     network = model.denoiser.network if isinstance(model.denoiser, Graphed) else model.denoiser
-    weights = [p.data_ptr() for p in getattr(network, "parameters", lambda: [model.denoiser.head.weight])()]
+    parameters = getattr(network, "parameters", lambda: [model.denoiser.head.weight])()
+    weights = [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in parameters]
     heat = now.filters.temperature == 1.0 if not isinstance(now.filters.temperature, Tensor) else False
     masked = tuple(group.documents is not None for group in now.groups)
     shape = (_capacity(batch), columns, _steps(now), heat, masked, now.keys.device)
