@@ -15,6 +15,7 @@ from scdd.ops.elbo import triton as elbo
 from scdd.ops.head import triton as head
 from scdd.ops.head import triton_draw as redraw
 from scdd.ops.norm import triton as norm
+from scdd.ops.rotary import triton as rotary
 from scdd.ops.swiglu import triton as swiglu
 from scdd.ops.update import triton as update
 
@@ -51,6 +52,9 @@ def main() -> None:
     for shadow, aligned in itertools.product((False, True), repeat=2):
         constants = {"HAS_SHADOW": shadow, "ALIGNED": aligned, "BLOCK": update.BLOCK}
         build(update._update, {**tables, **numbers, "tensors": "i32"}, constants, update.WARPS)
+    for dtype in ("*bf16", "*fp32"):
+        types = {"x_": dtype, "cos_": "*fp32", "sin_": "*fp32", "stride": "i32", "length": "i32"}
+        build(rotary._rotate, types, {"HEADS": 12, "PAIRS": 32, "BLOCK": 1024}, rotary.WARPS)
     sides = ("x_", "delta_", "total_", "normal_", "d_total_", "d_normal_", "d_x_")
     affine = ("scale_", "shift_", "d_scale_", "d_shift_")
     for dtype in ("*bf16", "*fp32"):
