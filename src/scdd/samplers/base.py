@@ -15,7 +15,7 @@ from torch import Tensor
 from scdd.core import Levels, Transition, UserError, Vocab
 from scdd.core.denoiser import Denoiser
 from scdd.core.rng import CounterRNG, uniforms
-from scdd.ops.common import Filters
+from scdd.ops.common import HAS_TRITON, Filters
 from scdd.processes.autoregressive import Autoregressive
 from scdd.processes.base import Process
 from scdd.samplers.options import SAMPLER_NAMES
@@ -254,17 +254,28 @@ def apply_transition(move: Transition, ctx: Context) -> Tokens:
     The uniform number is cut in the order mask, noise, model, keep, so that rounding in the sum falls on keep; where
     keep is impossible it falls on the model. An outcome of probability 0 therefore never happens.
     """
-    z_t, vocab = ctx.state.tokens, ctx.vocab
-    # one call for all three: hashing is a good part of the small kernels of a step
+    drawn, which, other, other_log_p = outcomes(move, ctx)
+    tokens, log_p = ctx.prediction.draw(drawn, which, ctx.plan.draw_filters)
+    return Tokens(torch.where(drawn, tokens, other), torch.where(drawn, log_p, other_log_p))
+
+
+def outcomes(move: Transition, ctx: Context) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(Where a token is drawn from x_θ, by which number; the tokens elsewhere, and their log x_θ: −∞ at masks, else NaN)."""
+    z_t, calls = ctx.state.tokens, ctx.rng.calls
+    if z_t.is_cuda and HAS_TRITON and isinstance(calls, Tensor) and ctx.process.noise is None:
+        from scdd.ops.outcome.triton import outcomes as fused
+
+        ctx.rng.calls = calls + 1
+        return fused(move, z_t, ctx.updatable, ctx.vocab, ctx.rng.keys, ctx.rng.calls)
+    # one call for all three numbers of a position
     which, which_token, which_noise = uniforms((*z_t.shape, 3), ctx.rng).unbind(-1)
     noise = ctx.process.noise_token(which_noise)
     masked = ctx.updatable & (which < move.mask)
     noised = ctx.updatable & ~masked & (which < move.mask + move.uniform)
     stays = masked | noised | ~ctx.updatable
     drawn = ~stays & ((which < move.mask + move.uniform + move.model) | (move.keep <= 0))
-    tokens, log_p = ctx.prediction.draw(drawn, which_token, ctx.plan.draw_filters)
-    z_s = torch.where(drawn, tokens, torch.where(masked, vocab.mask_id, torch.where(noised, noise, z_t)))
-    return Tokens(z_s, torch.where(drawn, log_p, torch.where(masked, -torch.inf, torch.nan)))
+    other = torch.where(masked, ctx.vocab.mask_id, torch.where(noised, noise, z_t))
+    return drawn, which_token, other, torch.where(masked, -torch.inf, torch.nan)
 
 
 def certain(where: Tensor) -> Tensor:

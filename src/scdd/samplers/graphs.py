@@ -86,10 +86,11 @@ class _Shape:
     def run(self, phases: Sequence[int]) -> None:
         """One step, in place."""
         new, moved = advance(self.model, self.plan, self.now, phases)
-        pairs = zip(_tensors(self.now), _tensors(new), strict=True)
-        for mine, other in [*pairs, (self.moved, moved)]:
-            if mine is not other:
-                mine.copy_(other)
+        pairs = zip([*_tensors(self.now), self.moved], [*_tensors(new), moved], strict=True)
+        changed = [pair for pair in pairs if pair[0] is not pair[1]]
+        for dtype in {mine.dtype for mine, _ in changed}:  # one launch each
+            mine, others = zip(*(pair for pair in changed if pair[0].dtype == dtype), strict=True)
+            torch._foreach_copy_(mine, others)
 
 
 class StepGraphs:

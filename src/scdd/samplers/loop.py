@@ -349,7 +349,7 @@ def _record(context: Context, new: Tokens) -> tuple[State, Tensor]:
         updatable=state.updatable if done is state.done else state.updatable & ~done[:, None],
         log_p=torch.where(changed, new.log_p, state.log_p if standing is None else standing).to(torch.float32),
         log_p_when_drawn=torch.where(changed, new.log_p, state.log_p_when_drawn).to(torch.float32),
-        counts=state.counts + torch.stack([(moved == kind).sum(1) for kind in (1, 2, 3)], dim=1),
+        counts=state.counts + (moved[..., None] == torch.arange(1, 4, device=moved.device)).sum(1),
         nfe=state.nfe + (~state.done).to(torch.int64),
         done=done,
         memory=state.memory,
