@@ -262,10 +262,7 @@ def test_bookkeeping_takes_few_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         dense_stats(flat, m.denoiser.head, tokens, filters)
         dense_draw(flat, m.denoiser.head, moves, torch.rand(60).double(), filters, tokens, None)
     rest = whole - network.kernels - head.kernels
-    assert rest.total() <= KERNELS, rest
-
-
-KERNELS = 220
+    assert rest.total() <= 185, rest  # of which a GPU's own kernel saves seventy (`ops.outcome`)
 
 
 # -- on a GPU -----------------------------------------------------------------------------------------------------------

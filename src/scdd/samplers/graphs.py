@@ -6,7 +6,8 @@ but a launch comes from the host. The texts are those of the same shape without 
 
 Not captured, and walked kernel by kernel instead: samplers that see one step for all rows, since their steps are the host's numbers (ar and most
 of your own; ar's cache grows, besides); nuclei other than "crossing", and rows whose logits are too many to keep, since torch then picks rows on
-the host; everything without Triton, for the same reason. Rows that may end early (threshold, gidd-correct, a tolerance) are captured, and the host
+the host; everything without Triton, for the same reason; networks behind something
+that watches each evaluation, which would see none. Rows that may end early (threshold, gidd-correct, a tolerance) are captured, and the host
 looks at them between two steps.
 """
 
@@ -22,8 +23,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from scdd.core.denoiser import Denoiser
 from scdd.core.types import padded
 from scdd.models.graphed import Graphed
 from scdd.ops.common import HAS_TRITON
@@ -113,6 +115,8 @@ class StepGraphs:
             return f"the sampler {plan.sampler.name}, or a last pass of your own, sees one step for all rows"
         if self._given:
             return None
+        if not isinstance(_network(batch.model), nn.Module):
+            return "what stands before the network to watch its evaluations would not see them"
         if not now.keys.is_cuda or not HAS_TRITON:
             return "there is no GPU, or no Triton"
         if any(each is not None and each.other_nucleus for each in (now.filters, plan.draw_filters)):
@@ -148,6 +152,8 @@ class StepGraphs:
         if key not in self._shapes:
             while len(self._shapes) >= self._most:
                 _give_back(self._shapes.popitem(last=False)[1])
+            if not self._shapes and not self._given:
+                self._capture = CudaCapture()  # a memory pool ends with its last graph
             with torch.inference_mode(False):  # else only callers in that mode could write to them
                 self._shapes[key] = _made(batch)
         self._shapes.move_to_end(key)
@@ -190,13 +196,18 @@ def _tensors(now: Present) -> list[Tensor]:
 def _key(batch: RowBatch) -> object:
     """Batches of equal keys can use the same tensors and graphs."""
     now, model, columns = batch.present, batch.model, batch.present.state.tokens.shape[1]
-    network = model.denoiser.network if isinstance(model.denoiser, Graphed) else model.denoiser
+    network = _network(model)
     parameters = getattr(network, "parameters", lambda: [model.denoiser.head.weight])()
     weights = [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in parameters]
     heat = now.filters.temperature == 1.0 if not isinstance(now.filters.temperature, Tensor) else False
     masked = tuple(group.documents is not None for group in now.groups)
     shape = (_capacity(batch), columns, _steps(now), heat, masked, now.keys.device)
     return company(batch.plan), shape, id(model.process), id(model.quality), id(network), tuple(weights)
+
+
+def _network(model: Model) -> Denoiser:
+    """Without a graph of its own, which no other could hold."""
+    return model.denoiser.network if isinstance(model.denoiser, Graphed) else model.denoiser
 
 
 def _capacity(batch: RowBatch) -> int:
@@ -228,7 +239,6 @@ def _made(batch: RowBatch) -> _Shape:
     ]
     plain = not isinstance(now.filters.temperature, Tensor) and now.filters.temperature == 1.0
     heat = 1.0 if plain else torch.ones((rows, 1), dtype=torch.float64, device=device)
-    network = batch.model.denoiser.network if isinstance(batch.model.denoiser, Graphed) else batch.model.denoiser
     fixed = Present(
         state=state,
         keys=empty(now.keys),
@@ -240,7 +250,8 @@ def _made(batch: RowBatch) -> _Shape:
         groups=tuple(groups),
     )
     moved = flat[1]
-    return _Shape(replace(batch.model, denoiser=network), batch.plan, fixed, moved, documents, flat[0])
+    model = replace(batch.model, denoiser=_network(batch.model), graphs=None)
+    return _Shape(model, batch.plan, fixed, moved, documents, flat[0])
 
 
 def _flat(like: State, rows: int) -> tuple[tuple[Tensor, Tensor], State]:
