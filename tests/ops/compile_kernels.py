@@ -18,6 +18,7 @@ from scdd.ops.norm import triton as norm
 from scdd.ops.outcome import triton as outcome
 from scdd.ops.rotary import triton as rotary
 from scdd.ops.swiglu import triton as swiglu
+from scdd.ops.transition import triton as transition
 from scdd.ops.update import triton as update
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -69,6 +70,10 @@ def main() -> None:
     }
     more = {"updatable_": "*i1", "drawn_": "*i1", "log_p_": "*fp32"}
     build(outcome._outcomes, {**parts, **strides, **ids, **more}, {"BLOCK": outcome.BLOCK}, outcome.WARPS)
+    ids = {"z_": "*i64", "p_": "*fp32", "levels": "*fp64", "parts": "*fp64"}
+    ids |= dict.fromkeys(("size", "columns", "mask_id", "K"), "i32")
+    for mixing in (False, True):
+        build(transition._transition, ids, {"MIXING": mixing, "BLOCK": transition.BLOCK}, transition.WARPS)
     sides = ("x_", "delta_", "total_", "normal_", "d_total_", "d_normal_", "d_x_")
     affine = ("scale_", "shift_", "d_scale_", "d_shift_")
     for dtype in ("*bf16", "*fp32"):
