@@ -25,9 +25,9 @@ from scdd.processes.base import Process
 from scdd.processes.mdlm import MDLM
 from scdd.processes.scdd import SCDD
 from scdd.samplers.base import Context, Model, Tokens
-from scdd.samplers.loop import TokenRows, _begin, _steps, sample_loop
+from scdd.samplers.loop import TokenRows, sample_loop
 from scdd.samplers.options import SamplingOptions
-from scdd.samplers.plan import make_plan
+from scdd.samplers.plan import Walk, make_plan
 from scdd.schedules.masked import Masked
 from scdd.schedules.peaked import Peaked
 from tests import authors
@@ -56,8 +56,8 @@ def test_recorded_cases() -> None:
     for case in RECORDED["steps"] + RECORDED["recovery"]:
         process, N = SCDD(vocab, Peaked(case["p_u"])), case["steps"]
         plan = make_plan(SamplingOptions(), {"steps": N, "convention": "authors"})
-        steps = _steps(Model(denoiser, process), plan, _begin(TokenRows(torch.full((1, 1), 2))))
-        at = steps[case.get("step", N - 1)]
+        walk = Walk.of(Model(denoiser, process), plan, torch.ones((1, 1), dtype=torch.bool))
+        at = walk.step(case.get("step", N - 1))
         found = process.posterior(torch.tensor(case["z"]), cut[case["z"]], at.at_s, at.at_t)
         if "step" not in case:  # then every token gives way to its argmax
             found = torch.zeros(5, dtype=torch.float64).index_add_(0, x_theta.argmax(1), found)
@@ -157,7 +157,8 @@ def test_one_step_with_their_nucleus(p_u: float) -> None:
     plan = make_plan(
         SamplingOptions(), {"steps": 8, "top_p": 0.8, "convention": "authors", "last_pass": watch, "record": True}
     )
-    steps = _steps(Model(denoiser, process), plan, _begin(TokenRows(torch.full((1, 2), VOCAB.mask_id))))
+    walk = Walk.of(Model(denoiser, process), plan, torch.ones((1, 2), dtype=torch.bool))
+    steps = [walk.step(i) for i in range(len(walk))]
     assert [step.t for step in steps] == pytest.approx([*authors.grid(8)], abs=1e-15)
     assert steps[-1].passing
     z = torch.arange(VOCAB.size)

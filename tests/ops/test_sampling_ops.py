@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from scipy import stats
@@ -41,6 +43,29 @@ def test_statistics_are_the_references(filters: Filters, impl: str, device: str)
         assert torch.equal(torch.isfinite(found.log_p_z.cpu()), inside)
         assert torch.allclose(found.log_p_z.cpu().double()[inside], truth.log_p_z[inside], atol=2e-5)
         assert torch.allclose(found.log_total.cpu().double()[inside], truth.log_total[inside], atol=2e-5)
+
+
+@pytest.mark.parametrize(("impl", "device"), IMPLS)
+@pytest.mark.parametrize("filters", [Filters(top_p=0.8), Filters(0.7, nucleus="below")], ids=str)
+def test_rows_may_have_temperatures_of_their_own(filters: Filters, impl: str, device: str) -> None:
+    """Bit by bit what a row gives with its temperature for all, as far as statistics and draws go."""
+    count = 4 if device == "cpu" and impl == "triton" else 12
+    hidden, head, z_t = placed(case(60, 9, count), device, torch.bfloat16 if impl == "triton" else torch.float32)
+    heats = torch.tensor([0.6, 1.7], dtype=torch.float64)[torch.arange(count) % 2]
+    u = torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).to(device)
+    moves = (torch.arange(count) % 4 != 0).to(device)
+
+    def seen(temperature: float | torch.Tensor) -> list[torch.Tensor]:
+        each = replace(filters, temperature=temperature)
+        stats = head_stats(hidden, head, z_t, each, impl=impl)
+        drawn = redraw(hidden, head, moves, u, each, z_t, stats.logits, impl=impl)
+        return [x.cpu().nan_to_num(9.0) for x in (stats.log_total, stats.log_p_z, *drawn)]
+
+    mixed, apart = seen(heats.to(device)), {heat: seen(heat) for heat in (0.6, 1.7)}
+    for i, heat in enumerate(heats.tolist()):
+        for one, other in zip(mixed, apart[heat], strict=True):
+            assert one[i] == other[i]
+    assert not torch.equal(apart[0.6][3], apart[1.7][3])
 
 
 @pytest.mark.parametrize(("impl", "device"), IMPLS)

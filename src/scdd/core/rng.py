@@ -29,15 +29,23 @@ class CounterRNG:
         else:
             seeds = index.new_tensor([_signed(each) for each in seed])
         self.keys = _hash(_hash(seeds) ^ index)
-        self.calls = 0
+        self.calls: int | Tensor = 0
+
+    @classmethod
+    def resumed(cls, keys: Tensor, calls: Tensor) -> CounterRNG:
+        """Samples of known `keys` that have had so many calls, each its own number [B]."""
+        made = cls.__new__(cls)
+        made.keys, made.calls = keys, calls
+        return made
 
     def bits(self, shape: torch.Size | tuple[int, ...]) -> Tensor:
         """Hashed 64-bit integers of `shape`, whose first axis is the samples."""
         if shape[0] != self.keys.shape[0]:
             raise ValueError(f"{self.keys.shape[0]} samples cannot give numbers of shape {tuple(shape)}")
-        self.calls += 1
+        self.calls = self.calls + 1
         places = torch.arange(torch.Size(shape[1:]).numel(), device=self.keys.device)
-        call = _hash(self.keys + _signed(_GOLDEN * self.calls))
+        step = self.calls * _GOLDEN  # a tensor's wraps by itself
+        call = _hash(self.keys + (step if isinstance(step, Tensor) else _signed(step)))
         return _hash(call[:, None] ^ _hash(places)[None, :]).reshape(shape)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
 import torch
@@ -42,7 +42,8 @@ class Filters:
 
     top_p: float = 1.0
     top_k: int | None = None
-    temperature: float = 1.0
+    temperature: float | Tensor = 1.0
+    """A number, or float64 ones: [N] for the N rows of logits that an operation is given."""
     nucleus: str | NucleusRule = "crossing"
 
     def __post_init__(self) -> None:
@@ -54,10 +55,19 @@ class Filters:
             raise UserError(f"top_p is {self.top_p}: choose a mass in (0, 1]; 1 switches it off.")
         if self.top_k is not None and self.top_k < 1:
             raise UserError(f"top_k is {self.top_k}: keep at least one token, or leave it out.")
-        if not 1e-30 <= self.temperature <= 1e30:
+        if not isinstance(self.temperature, Tensor) and not 1e-30 <= self.temperature <= 1e30:
             raise UserError(
                 f"temperature is {self.temperature}: choose one from 1e-30 to 1e30; use top_k=1 for greedy draws."
             )
+
+    def of(self, rows: Tensor | slice) -> Filters:
+        """Those of some of the rows of logits."""
+        return replace(self, temperature=self.temperature[rows]) if isinstance(self.temperature, Tensor) else self
+
+    @property
+    def divisor(self) -> float | Tensor:
+        """The temperature, as what logits [N, V] are divided by."""
+        return self.temperature[:, None] if isinstance(self.temperature, Tensor) else self.temperature
 
     @property
     def cuts(self) -> bool:

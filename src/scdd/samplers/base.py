@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -15,12 +15,14 @@ from torch import Tensor
 from scdd.core import Levels, Transition, UserError, Vocab
 from scdd.core.denoiser import Denoiser
 from scdd.core.rng import CounterRNG, uniforms
+from scdd.ops.common import HAS_TRITON, Filters
 from scdd.processes.autoregressive import Autoregressive
 from scdd.processes.base import Process
 from scdd.samplers.options import SAMPLER_NAMES
 from scdd.samplers.prediction import Prediction
 
 if TYPE_CHECKING:
+    from scdd.samplers.graphs import StepGraphs
     from scdd.samplers.plan import SamplingPlan
 
 
@@ -36,6 +38,8 @@ class Model:
     process: Process | Autoregressive
     quality: Callable[[Tensor], Tensor] | None = None  # PRISM's head, where one was trained
     eos_id: int | None = None  # ends an autoregressive row
+    graphs: StepGraphs | None = None
+    """Where captured steps are kept, on a GPU (`samplers.graphs`); None: every step is launched kernel by kernel."""
 
 
 class Tokens(NamedTuple):
@@ -60,19 +64,70 @@ class State:
     done: Tensor  # [B]: rows that have finished early
     memory: dict[str, Any] = field(default_factory=dict)  # the sampler's own, all that steps may write to
 
+    def changed(self, change: Callable[[Tensor], Tensor]) -> State:
+        """With every tensor, the sampler's own included, changed in the same way."""
+        memory = {name: change(value) if isinstance(value, Tensor) else value for name, value in self.memory.items()}
+        rest = {each.name: change(getattr(self, each.name)) for each in fields(self) if each.name != "memory"}
+        return State(**rest, memory=memory)
+
+    def widened(self, columns: int, mask_id: int) -> State:
+        """With so many columns at least, the new ones padding."""
+        lack = columns - self.tokens.shape[1]
+        if lack <= 0:
+            return self
+
+        def pad(x: Tensor, value: float) -> Tensor:
+            return torch.nn.functional.pad(x, (0, lack), value=value)
+
+        return replace(
+            self,
+            tokens=pad(self.tokens, mask_id),
+            updatable=pad(self.updatable, False),
+            log_p=pad(self.log_p, torch.nan),
+            log_p_when_drawn=pad(self.log_p_when_drawn, torch.nan),
+        )
+
+    def joined(self, other: State) -> State:
+        """These rows and the `other` ones, which are as wide."""
+        parts = iter([*other.tensors()])
+        return self.changed(lambda mine: torch.cat([mine, next(parts)]))
+
+    def tensors(self) -> list[Tensor]:
+        """All of them, in the order in which `changed` goes through them."""
+        found: list[Tensor] = []
+        self.changed(lambda each: found.append(each) or each)  # type: ignore[func-returns-value]
+        return found
+
+
+WALK, LAST, REFINE, PASS = 0, 1, 2, 3
+"""Phases of a walk: the grid's steps, the last of them, the sampler's extra ones at t = 0, and the pass after all."""
+
 
 class Step(NamedTuple):
-    """One step of the grid, from t to s; or a `refining` one at t = 0, after the grid's end; or the last pass."""
+    """One step from t to s, of all rows: numbers; or of each row its own: columns [B, 1] (`Sampler.by_row`)."""
 
-    number: int  # 1 … total
-    total: int
-    t: float
-    s: float
+    number: int | Tensor  # 1 … total
+    total: int | Tensor
+    t: float | Tensor
+    s: float | Tensor
     at_t: Levels
     at_s: Levels
-    last: bool = False
-    refining: bool = False
-    passing: bool = False
+    phase: int | Tensor = WALK
+
+    @property
+    def last(self) -> bool | Tensor:
+        """The last step of the grid."""
+        return self.phase == LAST
+
+    @property
+    def refining(self) -> bool | Tensor:
+        """A step at t = 0, after the grid's end."""
+        return self.phase == REFINE
+
+    @property
+    def passing(self) -> bool | Tensor:
+        """The last pass."""
+        return self.phase == PASS
 
 
 @dataclass(frozen=True)
@@ -86,6 +141,8 @@ class Context:
     rng: CounterRNG
     evaluated: Prediction | None
     """None for samplers that read the network themselves."""
+    filters: Filters
+    """The plan's, with a column [B, 1] for the temperature where rows have their own."""
 
     @property
     def memory(self) -> dict[str, Any]:
@@ -132,6 +189,10 @@ class Sampler(ABC):
     """Whether it is for masked models alone, in which visible tokens are always right."""
     reads_network: ClassVar[bool] = False
     """Whether it evaluates the network itself, once a step, and needs no `Context.prediction`."""
+    by_row: ClassVar[bool] = False
+    """Whether it takes `Context.step` as columns [B, 1], a row's own numbers each, and keeps nothing in `Context.memory` but
+    what `memory` begins, and has `times` that do not depend on the rows: then rows at different steps share evaluations
+    (`loop.RowBatch`), and a GPU replays its steps (`graphs`). Else all rows walk in step."""
 
     @property
     def name(self) -> str:
@@ -153,6 +214,14 @@ class Sampler(ABC):
     def step(self, z_t: Tensor, ctx: Context) -> Transition | Tokens:
         """The step from z_t at ctx.step.t to ctx.step.s."""
 
+    def refine(self, z_t: Tensor, ctx: Context) -> Transition | Tokens:
+        """One of the `extra_steps`, at t = 0."""
+        return self.step(z_t, ctx)
+
+    def memory(self, rows: Tensor) -> dict[str, Tensor]:
+        """What it keeps for each of these rows [B, L], as they begin: tensors whose first axis is the rows."""
+        return {}
+
     def check(self, model: Model) -> None:
         """Refuse a model that this sampler does not fit, naming the cure."""
         if isinstance(model.process, Autoregressive):
@@ -169,14 +238,44 @@ class Sampler(ABC):
 
 
 def lowest(score: Tensor, among: Tensor, count: Tensor | int) -> Tensor:
-    """True at the `count` (number, or [B]) lowest scores of each row among positions; earlier positions win ties.
+    """True at the `count` (number, or one a row) lowest scores of each row among positions; earlier positions win ties.
 
     NaN-free scores; positions outside `among` never count, so padding changes nothing.
     """
     ranked = torch.where(among, score, torch.inf).sort(dim=1, stable=True).indices
     order = torch.argsort(ranked, dim=1)  # the inverse permutation: each position's rank
-    limit = count[:, None] if isinstance(count, Tensor) else count
+    limit = count.reshape(-1, 1) if isinstance(count, Tensor) else count
     return (order < limit) & among
+
+
+def apply_transition(move: Transition, ctx: Context) -> Tokens:
+    """z_s drawn by `move` at the updatable positions, from three numbers a position, whatever happens there.
+
+    The uniform number is cut in the order mask, noise, model, keep, so that rounding in the sum falls on keep; where
+    keep is impossible it falls on the model. An outcome of probability 0 therefore never happens.
+    """
+    drawn, which, other, other_log_p = outcomes(move, ctx)
+    tokens, log_p = ctx.prediction.draw(drawn, which, ctx.plan.draw_filters)
+    return Tokens(torch.where(drawn, tokens, other), torch.where(drawn, log_p, other_log_p))
+
+
+def outcomes(move: Transition, ctx: Context) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(Where a token is drawn from x_θ, by which number; the tokens elsewhere, and their log x_θ: −∞ at masks, else NaN)."""
+    z_t, calls = ctx.state.tokens, ctx.rng.calls
+    if z_t.is_cuda and HAS_TRITON and isinstance(calls, Tensor) and ctx.process.noise is None:
+        from scdd.ops.outcome.triton import outcomes as fused
+
+        ctx.rng.calls = calls + 1
+        return fused(move, z_t, ctx.updatable, ctx.vocab, ctx.rng.keys, ctx.rng.calls)
+    # one call for all three numbers of a position
+    which, which_token, which_noise = uniforms((*z_t.shape, 3), ctx.rng).unbind(-1)
+    noise = ctx.process.noise_token(which_noise)
+    masked = ctx.updatable & (which < move.mask)
+    noised = ctx.updatable & ~masked & (which < move.mask + move.uniform)
+    stays = masked | noised | ~ctx.updatable
+    drawn = ~stays & ((which < move.mask + move.uniform + move.model) | (move.keep <= 0))
+    other = torch.where(masked, ctx.vocab.mask_id, torch.where(noised, noise, z_t))
+    return drawn, which_token, other, torch.where(masked, -torch.inf, torch.nan)
 
 
 def certain(where: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ class GiddCorrect(GiddCorrectOptions, Sampler):
     """
 
     finishes: ClassVar[bool] = True
+    by_row: ClassVar[bool] = True
 
     @property
     def extra_steps(self) -> int:
@@ -43,11 +44,17 @@ class GiddCorrect(GiddCorrectOptions, Sampler):
                 "use an scdd or gidd model with p_u > 0, or sampler remdm."
             )
 
-    def step(self, z_t: Tensor, ctx: Context) -> Transition | Tokens:
-        """The walk first, the rounds after it."""
-        return self._round(z_t, ctx) if ctx.step.refining else Ancestral().step(z_t, ctx)
+    def memory(self, rows: Tensor) -> dict[str, Tensor]:
+        """The best agreement so far, and for how many rounds it has not risen."""
+        none = torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
+        return {"best": none - 1, "waited": none}
 
-    def _round(self, z_t: Tensor, ctx: Context) -> Tokens:
+    def step(self, z_t: Tensor, ctx: Context) -> Transition:
+        """The walk, which comes first."""
+        return Ancestral().step(z_t, ctx)
+
+    def refine(self, z_t: Tensor, ctx: Context) -> Tokens:
+        """A round."""
         filters = Filters(temperature=self.temperature)
         proposed, log_p = ctx.prediction.draw(ctx.updatable, ctx.uniforms(), filters)
         score = torch.where(ctx.updatable & (proposed != z_t), log_p, -torch.inf)
@@ -59,9 +66,8 @@ class GiddCorrect(GiddCorrectOptions, Sampler):
     def _settled(self, z_t: Tensor, ctx: Context) -> Tensor:
         """Rows [B] that have waited in vain for a better agreement with the model than their best so far."""
         agrees = (ctx.updatable & (ctx.prediction.top().tokens[..., 0] == z_t)).sum(1)
-        best, waited = ctx.memory.get("best", torch.full_like(agrees, -1)), ctx.memory.get("waited", 0)
-        better = agrees > best
-        ctx.memory["best"] = torch.where(better, agrees, best)
-        ctx.memory["waited"] = torch.where(better, 0, waited + 1)
+        better = agrees > ctx.memory["best"]
+        ctx.memory["best"] = torch.where(better, agrees, ctx.memory["best"])
+        ctx.memory["waited"] = torch.where(better, 0, ctx.memory["waited"] + 1)
         settled: Tensor = ctx.memory["waited"] >= self.patience
         return settled

@@ -23,6 +23,7 @@ class Informed(InformedOptions, Sampler):
     """
 
     masks_only: ClassVar[bool] = True
+    by_row: ClassVar[bool] = True
 
     def step(self, z_t: Tensor, ctx: Context) -> Transition:
         """Ancestral at masks, model at the least certain visible tokens."""

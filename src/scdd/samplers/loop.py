@@ -1,36 +1,40 @@
 """The only loop: evaluate, decide, move, record. The terminal, the trace, the metrics and the server all read its frames.
 
-Final steps: what the last of N steps, t_{N−1} → 0, does. The first three evaluate the network N times and leave no mask.
-
-ancestral   the sampler's own step, to the levels of clean data (γ = ρ = 1): a draw of p_θ(z_0 | z_t).
-masks-only  masks are drawn from x_θ, and every visible token stays.
-greedy      the mode of p_θ(z_0 | z_t): a mask becomes the argmax of x_θ; a visible token gives way to the argmax only
-            where that beats the evidence of the token standing there. It is not the argmax of x_θ everywhere, which
-            changes many right tokens.
-none        the last step is left out: N − 1 evaluations, and the text is z_t as it stands, masks and noise included.
-
-A row that stops early (`SamplingPlan.tolerance`) takes its final step there and then, in the same way. A sampler that
-reads the network itself has no other last step than its own. A last pass (`SamplingPlan.last_pass`) comes after all steps
-and is one evaluation more. Where a convention ends time above 0 for it, the last step goes to the levels there.
+`sample_loop` walks rows that begin together. `RowBatch`, which does the work, also takes rows that join at any step, each with
+its own times, temperature, seed and length, and lets them go at any step: what a row becomes does not depend on its
+company, since its random numbers are its own (`core.rng`) and evaluations are grouped so that they round alike
+(`samplers.prediction`). What the last step does is in `samplers.final`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from itertools import pairwise
-from typing import NamedTuple
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from scdd.core import CLEAN, Levels, Transition
-from scdd.core.rng import CounterRNG, uniforms
-from scdd.ops.head import Top
-from scdd.processes.autoregressive import Autoregressive
-from scdd.samplers.base import Context, Grid, Model, PassRule, State, Step, Tokens, certain, checked
-from scdd.samplers.plan import SamplingPlan
+from scdd.core import Transition
+from scdd.core.rng import CounterRNG
+from scdd.ops.common import Filters
+from scdd.samplers.base import (
+    LAST,
+    PASS,
+    REFINE,
+    WALK,
+    Context,
+    Model,
+    PassRule,
+    Sampler,
+    State,
+    Step,
+    Tokens,
+    apply_transition,
+)
+from scdd.samplers.final import finalised, stopping_rows, towards_the_end
+from scdd.samplers.plan import SamplingPlan, Walk, by_row, columns, company
 from scdd.samplers.prediction import Group, Prediction, row_groups
 
 KEPT, UNMASKED, CORRECTED, REMASKED = 0, 1, 2, 3
@@ -64,42 +68,197 @@ class Frame(NamedTuple):
 @torch.no_grad()
 def sample_loop(model: Model, plan: SamplingPlan, rows: TokenRows, rng: CounterRNG) -> Iterator[Frame]:
     """Walk `rows` back to clean text as planned; a frame a step, or the last one only where nobody looks."""
-    plan.sampler.check(model)
-    state = _begin(rows)
-    steps = _steps(model, plan, state)
-    groups = row_groups(rows.tokens, rows.lengths, plan.rows_per_forward)
-    rows_may_end = plan.sampler.finishes or plan.tolerance is not None
-    frame = Frame(0, 0, 0.0, 0.0, state.tokens, _nothing(state), state.log_p, state.counts, state.nfe)
-    for step in steps:
-        # evaluate
-        prediction = None
-        if not plan.sampler.reads_network:
-            active = _active(groups, state) if rows_may_end else groups
-            prediction = Prediction(model.denoiser, active, state.tokens, step.t, plan.filters)
-        # decide
-        context = Context(model, plan, state, step, rng, prediction)
-        stopping = _stopping(context)
-        if stopping is not None:
-            context = _towards_the_end(context, stopping)
-        move = _rule(plan, step)(state.tokens, context)
-        if step.last or stopping is not None:
-            move = finalised(move, context, None if step.last else stopping)
-        # move
-        new = apply_transition(move, context) if isinstance(move, Transition) else move
-        # record
-        state, moved = _record(context, new, stopping)
-        frame = Frame(
-            step.number, step.total, step.t, step.s, state.tokens, moved, state.log_p, state.counts, state.nfe
-        )
+    batch = RowBatch(model, plan)
+    batch.add(rows, rng)
+    frame = Frame(0, 0, 0.0, 0.0, *batch.seen)
+    while not all(row.ended for row in batch.rows):
+        seen = batch.step()
+        frame = Frame(*batch.rows[0].moment, *seen)
         if plan.record:
             yield frame
-        if rows_may_end and bool(state.done.all()):
-            break
-    if not plan.record or not steps:  # without steps (final "none" of a single one) nothing has moved
+    if not plan.record or frame.step == 0:  # without steps (final "none" of a single one) nothing has moved
         yield frame
 
 
-def _begin(rows: TokenRows) -> State:
+class Seen(NamedTuple):
+    """What a frame shows of a batch's rows, in their order; new tensors each step."""
+
+    tokens: Tensor
+    moved: Tensor
+    log_p: Tensor
+    counts: Tensor
+    nfe: Tensor
+
+
+@dataclass(eq=False)
+class BatchRow:
+    """One row under way, known by this handle."""
+
+    walk: Walk
+    temperature: float
+    length: int
+    taken: int = 0
+    """Steps behind it."""
+    ended: bool = False
+    """Nothing is left to do: at its walk's end, or before (threshold, gidd-correct, a tolerance)."""
+
+    @property
+    def moment(self) -> tuple[int, int, float, float]:
+        """(Number, of how many, t, s) of the last step taken."""
+        return (self.taken, len(self.walk), *self.walk.span(self.taken - 1)) if self.taken else (0, 0, 0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Present:
+    """All that a step reads of a batch's rows; tensors, on the device."""
+
+    state: State
+    keys: Tensor  # [B], of the random numbers
+    calls: Tensor  # [B]: random numbers drawn so far
+    at: Tensor  # [B]: the row's next step, as a row of the tables
+    pace: Tensor  # [B]: 1, or 0 where nobody is
+    tables: tuple[Tensor, Tensor]  # steps of all walks (`plan.Walk.table`)
+    filters: Filters
+    groups: tuple[Group, ...]
+
+
+class RowBatch:
+    """Rows that share network evaluations, each at its own step of its own walk."""
+
+    def __init__(self, model: Model, plan: SamplingPlan, width: int | None = None) -> None:
+        """For rows of plans that agree with `plan` (`takes`). `width`: rows are padded to so many columns and their padding is
+        masked always, so that on a GPU a row's numbers do not depend on the lengths of others; None: to the longest row's."""
+        self.model, self.plan, self.width = model, plan, width
+        self.rows: list[BatchRow] = []
+        self.present: Present
+        self.place: Any = None  # whose tensors the rows are in (`graphs`), until others come or go
+        self._captured = False
+        self._by_row, self._company = by_row(plan), company(plan)
+        self._may_end = plan.sampler.finishes or plan.tolerance is not None
+
+    def takes(self, plan: SamplingPlan) -> bool:
+        """Whether rows of this plan may join now. Samplers that see one step for all rows, or read the network themselves with a
+        cache that grows (ar), walk with those they began with."""
+        return company(plan) == self._company and (self._by_row or not self.rows)
+
+    @torch.no_grad()
+    def add(self, rows: TokenRows, rng: CounterRNG, plan: SamplingPlan | None = None) -> list[BatchRow]:
+        """Rows that take their first step with the next one of the batch; `rng` has their seeds and numbers."""
+        plan = self.plan if plan is None else plan
+        if not self.takes(plan):
+            raise ValueError("rows of this plan cannot join here: ask `takes`")
+        plan.sampler.check(self.model)
+        state, keys, calls = _begin(rows, plan.sampler), rng.keys, torch.zeros_like(rng.keys) + rng.calls
+        walk = self._walk(plan, state)
+        lengths = [rows.tokens.shape[1]] * len(rows.tokens) if rows.lengths is None else list(rows.lengths)
+        temperature, mask_id = plan.filters.temperature, self.model.denoiser.vocab.mask_id
+        assert isinstance(temperature, float | int)
+        new = [BatchRow(walk, float(temperature), length, ended=not len(walk)) for length in lengths]
+        if self.rows:
+            old, width = self.present, max(self.present.state.tokens.shape[1], state.tokens.shape[1])
+            state = old.state.widened(width, mask_id).joined(state.widened(width, mask_id))
+            keys, calls = torch.cat([old.keys, keys]), torch.cat([old.calls, calls])
+        self.rows += new
+        self._arrange(state if self.width is None else state.widened(self.width, mask_id), keys, calls)
+        return new
+
+    @torch.no_grad()
+    def remove(self, rows: Sequence[BatchRow]) -> None:
+        """Rows that have ended, or that nobody wants any more, leave."""
+        gone, now = {id(row) for row in rows}, self.present
+        kept = [i for i, row in enumerate(self.rows) if id(row) not in gone]
+        if len(kept) == len(self.rows):
+            return
+        self.rows = [self.rows[i] for i in kept]
+        if self.rows:
+            places = torch.tensor(kept, device=now.keys.device)
+            self._arrange(now.state.changed(lambda each: each[places]), now.keys[places], now.calls[places])
+
+    @torch.no_grad()
+    def step(self) -> Seen:
+        """One evaluation, one step of every row. Rows that have ended stay as they are until they are removed."""
+        if any(row.taken == len(row.walk) for row in self.rows):
+            raise ValueError("a row is at its walk's end: remove it")
+        phases = phases_of(self.plan, {row.walk.phases[row.taken] for row in self.rows})
+        graphs = self.model.graphs if self._captured else None
+        seen = self._step(phases) if graphs is None else graphs.step(self, phases)
+        done = self.present.state.done.tolist() if self._may_end else [False] * len(self.rows)
+        for row, early in zip(self.rows, done, strict=True):
+            row.taken += 1
+            row.ended = early or row.taken == len(row.walk)
+        return seen
+
+    @property
+    def seen(self) -> Seen:
+        """The rows as they stand, nothing having moved."""
+        return shown(self.present.state, torch.zeros_like(self.present.state.tokens, dtype=torch.int8))
+
+    def _step(self, phases: Sequence[int]) -> Seen:
+        groups = self.present.groups
+        if self._may_end:
+            groups = tuple(each for each in groups if not all(row.ended for row in self.rows[each.rows]))
+        own = None if self._by_row else self.rows[0].walk.step(self.rows[0].taken)
+        now, moved = advance(self.model, self.plan, replace(self.present, groups=groups), phases, own)
+        self.present = replace(now, groups=self.present.groups)
+        return shown(now.state, moved)
+
+    def _walk(self, plan: SamplingPlan, state: State) -> Walk:
+        """The steps of new rows: those of rows already here, if they are the same."""
+        key = (plan.times, plan.scale, plan.end)
+        if not self._by_row:
+            return replace(Walk.of(self.model, plan, state.updatable), key=key).to(state.tokens.device)
+        same = next((row.walk for row in self.rows if row.walk.key == key), None)
+        return same or replace(Walk.of(self.model, plan, state.updatable), key=key)
+
+    def _arrange(self, state: State, keys: Tensor, calls: Tensor) -> None:
+        """Make `present` anew, of whoever is here now."""
+        device, heats, lengths = keys.device, [r.temperature for r in self.rows], [r.length for r in self.rows]
+        each = torch.tensor(heats, dtype=torch.float64, device=device)[:, None] if len(set(heats)) > 1 else heats[0]
+        walks = list({id(row.walk): row.walk for row in self.rows}.values())
+        starts = dict(zip(map(id, walks), accumulate(map(len, walks), initial=0), strict=False))
+        real, whole = zip(*(walk.table() for walk in walks), strict=True)
+        self.present = Present(
+            state=state,
+            keys=keys,
+            calls=calls,
+            at=torch.tensor([starts[id(row.walk)] + row.taken for row in self.rows], device=device),
+            pace=torch.ones_like(keys),
+            tables=(torch.cat(real).to(device), torch.cat(whole).to(device)),
+            filters=replace(self.plan.filters, temperature=each),
+            groups=row_groups(state.tokens, lengths, self.plan.rows_per_forward, self.width is not None),
+        )
+        self.place = None
+        self._captured = self.model.graphs is not None and self.model.graphs.why_not(self) is None
+
+
+def advance(
+    model: Model, plan: SamplingPlan, now: Present, phases: Sequence[int], step: Step | None = None
+) -> tuple[Present, Tensor]:
+    """(The rows after a step, [B, L] what moved). Tensors in, tensors out: nothing in here waits for the device.
+
+    `phases` are those that some row is in; `step` is the one of all rows, for samplers that want one.
+    """
+    # evaluate
+    step = columns(*(table[now.at] for table in now.tables)) if step is None else step
+    prediction, rng = None, CounterRNG.resumed(now.keys, now.calls)
+    if not plan.sampler.reads_network:
+        prediction = Prediction(model.denoiser, now.groups, now.state.tokens, step.t, now.filters)
+    state = replace(now.state, memory=dict(now.state.memory))
+    context = Context(model, plan, state, step, rng, prediction, now.filters)
+    # decide and move
+    new = _moves(context, phases[0]) if len(phases) == 1 else _moves_by_phase(context, phases)
+    # record
+    state, moved = _record(context, new)
+    assert isinstance(rng.calls, Tensor)
+    return replace(now, state=state, calls=rng.calls, at=now.at + now.pace), moved
+
+
+def shown(state: State, moved: Tensor) -> Seen:
+    """What a frame shows of it."""
+    return Seen(state.tokens, moved, state.log_p, state.counts, state.nfe)
+
+
+def _begin(rows: TokenRows, sampler: Sampler) -> State:
     z, (batch, length) = rows.tokens, rows.tokens.shape
     lengths = torch.tensor([length] * batch if rows.lengths is None else list(rows.lengths), device=z.device)
     updatable = torch.arange(length, device=z.device) < lengths[:, None]
@@ -113,74 +272,69 @@ def _begin(rows: TokenRows) -> State:
         counts=torch.zeros((batch, 3), dtype=torch.int64, device=z.device),
         nfe=torch.zeros(batch, dtype=torch.int64, device=z.device),
         done=torch.zeros(batch, dtype=torch.bool, device=z.device),
+        memory=dict(sampler.memory(z)),
     )
 
 
-def _rule(plan: SamplingPlan, step: Step) -> PassRule:
-    """Who decides what moves in a step."""
-    return plan.last_pass if step.passing and plan.last_pass is not None else plan.sampler.step
+def phases_of(plan: SamplingPlan, present: set[int]) -> tuple[int, ...]:
+    """The phases that need a rule of their own: an ancestral last step is like the others."""
+    return tuple(sorted({WALK if phase == LAST and _ends_alike(plan) else phase for phase in present}))
 
 
-def _steps(model: Model, plan: SamplingPlan, state: State) -> list[Step]:
-    """The steps of the sampler's times, the last one as `final` wants it, the sampler's extra ones and the last pass."""
-    times = plan.sampler.times(checked(plan.times), model, state.updatable)
-    if plan.end > 0.0:
-        times = tuple(plan.end + (1.0 - plan.end) * t for t in times)
-    levels = _levels(model, times, plan.scale, state.tokens.device)
-    extra = 0 if plan.final == "none" else plan.sampler.extra_steps
-    walk = len(times) - 1 if plan.final != "none" else len(times) - 2
-    total = walk + extra + (plan.last_pass is not None)
-    steps = [
-        Step(i + 1, total, t, s, levels[i], levels[i + 1], last=i == len(times) - 2)
-        for i, (t, s) in enumerate(pairwise(times))
-    ][:walk]
-    after = Step(total, total, times[-1], times[-1], levels[-1], levels[-1])
-    steps += [after._replace(number=walk + i + 1, refining=True) for i in range(extra)]
-    return steps if plan.last_pass is None else [*steps, after._replace(passing=True)]
+def _ends_alike(plan: SamplingPlan) -> bool:
+    return plan.sampler.reads_network or (plan.final == "ancestral" and plan.tolerance is None)
 
 
-def _levels(model: Model, times: Grid, scale: float, device: torch.device) -> list[Levels]:
-    """The levels at all times, computed once; the last are those of clean data where time ends at 0, whatever the schedule."""
-    if isinstance(model.process, Autoregressive):
-        return [_clean(device)] * len(times)
-    at = model.process.levels(scale * torch.tensor(times, dtype=torch.float64))
-    at = Levels(*(field.to(device) for field in at))
-    each = [Levels(*(field[i] for field in at)) for i in range(len(times))]
-    return each if times[-1] > 0.0 else [*each[:-1], _clean(device)]
+def _rule(plan: SamplingPlan, phase: int) -> PassRule:
+    """Who decides what moves."""
+    if phase == PASS and plan.last_pass is not None:
+        return plan.last_pass
+    return plan.sampler.refine if phase == REFINE else plan.sampler.step
 
 
-@cache
-def _clean(device: torch.device) -> Levels:
-    return Levels(*(field.to(device) for field in CLEAN))
+def _moves(context: Context, phase: int) -> Tokens:
+    """What becomes of rows that are all in one phase."""
+    stopping = None
+    if context.plan.tolerance is not None and phase == WALK:
+        stopping = stopping_rows(context)
+        context = towards_the_end(context, stopping)
+    move = _rule(context.plan, phase)(context.state.tokens, context)
+    if phase == LAST or stopping is not None:
+        move = finalised(move, context, stopping)
+    new = apply_transition(move, context) if isinstance(move, Transition) else move
+    return new if stopping is None else new._replace(finished=stopping)
 
 
-def _active(groups: Sequence[Group], state: State) -> tuple[Group, ...]:
-    """The groups in which some row still moves; asked only where rows can end, since looking waits for the device."""
-    done = state.done.tolist()
-    return tuple(group for group in groups if not all(done[group.rows]))
+def _moves_by_phase(context: Context, phases: Sequence[int]) -> Tokens:
+    """The same for rows in different phases: each phase's rule is asked, and each row takes its own phase's answer.
+
+    So are its random counters and its sampler's memory: a rule that a row does not follow costs it no numbers.
+    """
+    state, rng = context.state, context.rng
+    assert isinstance(rng.calls, Tensor)
+    merged, calls, memory = Tokens(state.tokens, state.log_p, torch.zeros_like(state.done)), rng.calls, state.memory
+    for phase in phases:
+        alike = phase == WALK and _ends_alike(context.plan)
+        here = context.step.phase <= LAST if alike else context.step.phase == phase
+        assert isinstance(here, Tensor)
+        assert merged.finished is not None
+        own = replace(state, updatable=state.updatable & here, memory=dict(state.memory))
+        part = replace(context, state=own, rng=CounterRNG.resumed(rng.keys, rng.calls))
+        new = _moves(part, phase)
+        mine = here[:, 0]
+        merged = Tokens(
+            torch.where(here, new.tokens, merged.tokens),
+            torch.where(here, new.log_p, merged.log_p),
+            merged.finished if new.finished is None else torch.where(mine, new.finished, merged.finished),
+        )
+        calls = torch.where(mine, part.rng.calls, calls)
+        memory = {name: torch.where(mine, own.memory[name], old) for name, old in memory.items()}
+    rng.calls = calls
+    state.memory.update(memory)
+    return merged
 
 
-def _stopping(context: Context) -> Tensor | None:
-    """Rows [B] of which fewer positions than `tolerance` are expected to change any more; None where nobody asked."""
-    if context.plan.tolerance is None or context.step.last or context.step.refining:
-        return None
-    end = _clean(context.state.tokens.device)
-    jump = context.plan.sampler.step(context.state.tokens, replace(context, step=context.step._replace(at_s=end)))
-    assert isinstance(jump, Transition)
-    return (expected_moves(jump, context) < context.plan.tolerance) & ~context.state.done
-
-
-def _towards_the_end(context: Context, stopping: Tensor) -> Context:
-    """The step of rows that stop goes all the way; with final "none" they end as they stand."""
-    pairs = zip(_clean(stopping.device), context.step.at_s, strict=True)
-    at_s = Levels(*(torch.where(stopping, a, b) for a, b in pairs))
-    state = context.state
-    if context.plan.final == "none":
-        state = replace(state, updatable=state.updatable & ~stopping[:, None])
-    return replace(context, step=context.step._replace(at_s=at_s), state=state)
-
-
-def _record(context: Context, new: Tokens, stopping: Tensor | None) -> tuple[State, Tensor]:
+def _record(context: Context, new: Tokens) -> tuple[State, Tensor]:
     """(The texts with their new tokens, what moved). Tokens that stay are looked at anew if it is asked for, or free."""
     state, mask_id = context.state, context.vocab.mask_id
     tokens = torch.where(state.updatable, new.tokens, state.tokens)
@@ -188,96 +342,16 @@ def _record(context: Context, new: Tokens, stopping: Tensor | None) -> tuple[Sta
     moved = torch.where(now, torch.where(was, CORRECTED, UNMASKED), REMASKED) * changed
     seen = context.evaluated
     standing = None if seen is None else seen.log_p_z if context.plan.record else seen.known_log_p_z
-    done = state.done
-    for rows in (new.finished, stopping):
-        done = done if rows is None else done | rows
+    done = state.done if new.finished is None else state.done | new.finished
     after = State(
         tokens=tokens,
         lengths=state.lengths,
         updatable=state.updatable if done is state.done else state.updatable & ~done[:, None],
         log_p=torch.where(changed, new.log_p, state.log_p if standing is None else standing).to(torch.float32),
         log_p_when_drawn=torch.where(changed, new.log_p, state.log_p_when_drawn).to(torch.float32),
-        counts=state.counts + torch.stack([(moved == kind).sum(1) for kind in (1, 2, 3)], dim=1),
+        counts=state.counts + (moved[..., None] == torch.arange(1, 4, device=moved.device)).sum(1),
         nfe=state.nfe + (~state.done).to(torch.int64),
         done=done,
         memory=state.memory,
     )
     return after, moved.to(torch.int8)
-
-
-def _nothing(state: State) -> Tensor:
-    return torch.zeros(state.tokens.shape, dtype=torch.int8, device=state.tokens.device)
-
-
-def apply_transition(move: Transition, ctx: Context) -> Tokens:
-    """z_s drawn by `move` at the updatable positions, from three numbers a position, whatever happens there.
-
-    The uniform number is cut in the order mask, noise, model, keep, so that rounding in the sum falls on keep; where
-    keep is impossible it falls on the model. An outcome of probability 0 therefore never happens.
-    """
-    z_t, vocab = ctx.state.tokens, ctx.vocab
-    # one call for all three: hashing is a good part of the small kernels of a step
-    which, which_token, which_noise = uniforms((*z_t.shape, 3), ctx.rng).unbind(-1)
-    noise = ctx.process.noise_token(which_noise)
-    masked = ctx.updatable & (which < move.mask)
-    noised = ctx.updatable & ~masked & (which < move.mask + move.uniform)
-    stays = masked | noised | ~ctx.updatable
-    drawn = ~stays & ((which < move.mask + move.uniform + move.model) | (move.keep <= 0))
-    tokens, log_p = ctx.prediction.draw(drawn, which_token, ctx.plan.draw_filters)
-    z_s = torch.where(drawn, tokens, torch.where(masked, vocab.mask_id, torch.where(noised, noise, z_t)))
-    return Tokens(z_s, torch.where(drawn, log_p, torch.where(masked, -torch.inf, torch.nan)))
-
-
-def expected_moves(move: Transition, ctx: Context) -> Tensor:
-    """How many positions of each row [B] are expected to hold another token after `move`."""
-    # uniform noise that hits the same token is left out
-    same = move.keep + move.model * ctx.prediction.log_p_z.exp()
-    return torch.where(ctx.updatable, 1.0 - same, 0.0).sum(1)
-
-
-def finalised(move: Transition | Tokens, ctx: Context, rows: Tensor | None) -> Transition | Tokens:
-    """`move` as the final step of `rows` [B] (None: all) wants it."""
-    if ctx.plan.final == "ancestral" or ctx.plan.sampler.reads_network:
-        return move
-    masked = ctx.state.tokens == ctx.vocab.mask_id
-    here = torch.ones_like(ctx.updatable) if rows is None else rows[:, None].expand_as(ctx.updatable)
-    if isinstance(move, Tokens):
-        return _finalised_tokens(move, ctx, masked, here)
-    if ctx.plan.final == "masks-only":
-        zero = torch.zeros_like(move.keep)
-        fill = Transition(certain(~masked), certain(masked), zero, zero)
-        return Transition(*(torch.where(here, a, b) for a, b in zip(fill, move, strict=True)))
-    best, gives_way = _mode(masked, move, ctx)
-    mode = torch.where(ctx.updatable & gives_way, best.tokens[..., 0], ctx.state.tokens)
-    if rows is None:
-        return Tokens(mode, torch.where(gives_way, best.log_p[..., 0], torch.nan))
-    walked = apply_transition(move, ctx)
-    log_p = torch.where(here & gives_way, best.log_p[..., 0], walked.log_p)
-    return Tokens(torch.where(here, mode, walked.tokens), log_p)
-
-
-def _finalised_tokens(move: Tokens, ctx: Context, masked: Tensor, here: Tensor) -> Tokens:
-    """For samplers that hand over tokens: visible ones stay, and greedy puts the argmax where the masks were."""
-    tokens, log_p = move.tokens, move.log_p
-    if ctx.plan.final == "greedy":
-        best = ctx.prediction.top()
-        tokens, log_p = best.tokens[..., 0], best.log_p[..., 0]
-    return Tokens(
-        torch.where(here, torch.where(masked, tokens, ctx.state.tokens), move.tokens),
-        torch.where(here, torch.where(masked, log_p, torch.nan), move.log_p),
-        move.finished,
-    )
-
-
-def _mode(masked: Tensor, move: Transition, ctx: Context) -> tuple[Top, Tensor]:
-    """(The likeliest tokens, whether each position takes them): model·x_θ(best) > keep + model·x_θ(z_t).
-
-    Both x_θ are filtered ones: x_θ(best) is x_θ(z_t) times the unfiltered odds at the filters' temperature, and a z_t
-    that the filters cut gives way if anything can come in its place.
-    """
-    best = ctx.prediction.top()
-    p_z = ctx.prediction.log_p_z.to(torch.float64).exp()
-    odds = ((best.log_p[..., 0] - best.log_p_z).to(torch.float64) / ctx.plan.filters.temperature).exp()
-    p_best = torch.where(p_z > 0, p_z * odds, 1.0)
-    beaten = move.model * p_best > move.keep + move.model * p_z
-    return best, masked | beaten

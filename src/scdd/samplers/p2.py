@@ -23,6 +23,7 @@ class P2(P2Options, Sampler):
     """
 
     masks_only: ClassVar[bool] = True
+    by_row: ClassVar[bool] = True
 
     def step(self, z_t: Tensor, ctx: Context) -> Tokens:
         """Rank all candidates of a row and mask the worst."""
@@ -30,7 +31,7 @@ class P2(P2Options, Sampler):
         drawn, log_p = ctx.prediction.draw(ctx.updatable & masked, ctx.uniforms())
         standing = self.eta * ctx.prediction.log_p_z if self.eta > 0.0 else torch.zeros_like(log_p)
         score = torch.where(masked, log_p, standing)
-        count = torch.floor(ctx.step.at_s.one_minus_gamma * ctx.updatable.sum(1)).to(torch.int64)
+        count = torch.floor(ctx.step.at_s.one_minus_gamma * ctx.updatable.sum(1, keepdim=True)).to(torch.int64)
         worst = lowest(score, ctx.updatable, count)
         candidate = torch.where(masked, drawn, z_t)
         tokens = torch.where(worst, ctx.vocab.mask_id, candidate)

@@ -7,10 +7,15 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any, cast, get_args
 
+import torch
+from torch import Tensor
+
+from scdd.core import CLEAN, Levels
 from scdd.core.errors import OptionError
 from scdd.core.options import Count, Options, component
 from scdd.ops.common import NO_FILTERS, Filters
-from scdd.samplers.base import Grid, PassRule, Sampler, checked, grid
+from scdd.processes.autoregressive import Autoregressive
+from scdd.samplers.base import LAST, PASS, REFINE, WALK, Grid, Model, PassRule, Sampler, Step, checked, grid
 from scdd.samplers.last_pass import PASSES
 from scdd.samplers.options import (
     CONVENTIONS,
@@ -89,6 +94,83 @@ class SamplingPlan(Options):
     def steps(self) -> int:
         """Steps of the grid, hence network evaluations but for `extra_steps`."""
         return len(self.times) - 1
+
+
+def company(plan: SamplingPlan) -> tuple[object, ...]:
+    """Rows of plans that agree in this may share evaluations, whatever their times and temperatures (`loop.RowBatch`)."""
+    filters = replace(plan.filters, temperature=1.0)
+    rules = (plan.sampler, filters, plan.draw_filters, plan.last_pass, plan.final, plan.tolerance)
+    return rules, plan.record, plan.rows_per_forward
+
+
+def by_row(plan: SamplingPlan) -> bool:
+    """Whether rows at different steps of such plans may share evaluations: samplers and last passes of ours may."""
+    return plan.sampler.by_row and (plan.last_pass is None or plan.last_pass in PASSES.values())
+
+
+@dataclass(frozen=True)
+class Walk:
+    """The steps of rows that begin together, as numbers: the sampler's times, its extra steps, the last pass."""
+
+    times: Grid
+    levels: Levels  # [len(times)] each; the last are clean data's where time ends at 0, whatever the schedule
+    phases: tuple[int, ...]
+    key: object = None  # walks of equal keys are the same, where a batch made them
+
+    @classmethod
+    def of(cls, model: Model, plan: SamplingPlan, updatable: Tensor) -> Walk:
+        """As planned, the last step as `final` wants it."""
+        times = plan.sampler.times(checked(plan.times), model, updatable)
+        if plan.end > 0.0:
+            times = tuple(plan.end + (1.0 - plan.end) * t for t in times)
+        whole = plan.final != "none"
+        steps = (*[WALK] * (len(times) - 2), *[LAST] * whole)
+        after = (*[REFINE] * (plan.sampler.extra_steps if whole else 0), *[PASS] * (plan.last_pass is not None))
+        return cls(times, _levels(model, times, plan.scale), steps + after)
+
+    def __len__(self) -> int:
+        return len(self.phases)
+
+    def span(self, i: int) -> tuple[float, float]:
+        """(t, s) of step i, counted from 0."""
+        grid = self.phases[i] in (WALK, LAST)
+        return (self.times[i], self.times[i + 1]) if grid else (self.times[-1], self.times[-1])
+
+    def to(self, device: torch.device) -> Walk:
+        """With the levels there."""
+        return replace(self, levels=Levels(*(field.to(device) for field in self.levels)))
+
+    def step(self, i: int) -> Step:
+        """Step i of all rows at once."""
+        ends = (i, i + 1) if self.phases[i] in (WALK, LAST) else (-1, -1)
+        at_t, at_s = (Levels(*(field[end] for field in self.levels)) for end in ends)
+        return Step(i + 1, len(self), *self.span(i), at_t, at_s, self.phases[i])
+
+    def table(self) -> tuple[Tensor, Tensor]:
+        """All steps: t, s and the levels at both, [S, 14] float64; number, total and phase, [S, 3] int64. See `columns`."""
+        grid = sum(phase in (WALK, LAST) for phase in self.phases)
+        begin = torch.tensor([*range(grid), *[-1] * (len(self) - grid)], dtype=torch.int64)
+        end = torch.where(begin < 0, begin, begin + 1)
+        times = torch.tensor(self.times, dtype=torch.float64)
+        levels = torch.stack(self.levels, dim=1)
+        numbers = [(i + 1, len(self), phase) for i, phase in enumerate(self.phases)]
+        reals = torch.cat([times[begin, None], times[end, None], levels[begin], levels[end]], dim=1)
+        return reals, torch.tensor(numbers, dtype=torch.int64).reshape(-1, 3)
+
+
+def columns(reals: Tensor, numbers: Tensor) -> Step:
+    """Rows [B, 14] and [B, 3] of such tables as a step of each row's own."""
+    real, number = ([x[:, i : i + 1] for i in range(x.shape[1])] for x in (reals, numbers))
+    return Step(number[0], number[1], real[0], real[1], Levels(*real[2:8]), Levels(*real[8:]), number[2])
+
+
+def _levels(model: Model, times: Grid, scale: float) -> Levels:
+    if isinstance(model.process, Autoregressive):
+        return Levels(*(field.expand(len(times)) for field in CLEAN))
+    at = model.process.levels(scale * torch.tensor(times, dtype=torch.float64))
+    if times[-1] > 0.0:
+        return at
+    return Levels(*(torch.cat([field[:-1], clean[None]]) for field, clean in zip(at, CLEAN, strict=True)))
 
 
 RUN_OPTIONS = ("draw_filters", "seed", "batch_size", "rows_per_forward", "record", "stop")

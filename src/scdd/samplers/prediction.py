@@ -10,7 +10,7 @@ a row alike in every place among the m (`serve.sharing` tries it). The random nu
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -37,9 +37,12 @@ class Group:
 
 
 def row_groups(
-    z: Tensor, lengths: Sequence[int] | None = None, rows_per_forward: int | None = None
+    z: Tensor, lengths: Sequence[int] | None = None, rows_per_forward: int | None = None, masked: bool = False
 ) -> tuple[Group, ...]:
-    """How the rows of z [B, L] are evaluated; `lengths` says how many columns of each row are real."""
+    """How the rows of z [B, L] are evaluated; `lengths` says how many columns of each row are real.
+
+    `masked`: the network is told of padding even where there is none, so that rows of any length go the same way.
+    """
     batch, length = z.shape
     real = [length] * batch if lengths is None else list(lengths)
     if len(real) != batch or max(real) > length or min(real) < 1:
@@ -52,7 +55,7 @@ def row_groups(
         ends = real[start : start + size]
         fill = size - len(ends)
         documents = None
-        if min(ends) < length:
+        if masked or min(ends) < length:
             stops = torch.tensor(ends + ends[-1:] * fill, device=z.device)
             documents = torch.where(torch.arange(length, device=z.device) < stops[:, None], 0, -1)
         groups.append(Group(slice(start, start + len(ends)), length, fill, documents))
@@ -63,13 +66,17 @@ class Prediction:
     """x_θ(z_t, t) at every position, and the questions that a sampler may ask of it. Shapes [B, L] throughout."""
 
     def __init__(
-        self, denoiser: Denoiser, groups: Sequence[Group], z_t: Tensor, t: float, filters: Filters = NO_FILTERS
+        self, denoiser: Denoiser, groups: Sequence[Group], z_t: Tensor, t: float | Tensor, filters: Filters = NO_FILTERS
     ) -> None:
-        """Evaluates the network, for the rows of `groups` (those that have finished may be left out)."""
-        self._head, self._groups, self._z, self._filters = denoiser.head, groups, z_t, filters
+        """Evaluates the network, for the rows of `groups` (those that have finished may be left out).
+
+        t and the filters' temperature are numbers, or columns [B, 1]: each row's own.
+        """
+        self._head, self._groups, self._z = denoiser.head, groups, z_t
+        self._filters = [_spread_filters(filters, group) for group in groups]
         self._tokens = [group.take(z_t) for group in groups]
         self._hidden = [
-            denoiser.hidden(tokens, _times(t, tokens), group.documents)
+            denoiser.hidden(tokens, _times(t, group, tokens), group.documents)
             for group, tokens in zip(groups, self._tokens, strict=True)
         ]
         self._log_p_z: Tensor | None = None
@@ -100,7 +107,7 @@ class Prediction:
                     self._head,
                     group.take(moves).reshape(-1),
                     group.take(u).reshape(-1),
-                    filters or self._filters,
+                    filters or self._filters[i],
                     self._tokens[i].reshape(-1),
                     logits,
                 )
@@ -137,8 +144,8 @@ class Prediction:
     @cached_property
     def _stats(self) -> list[HeadStats]:
         return [
-            head_stats(hidden.flatten(0, 1), self._head, tokens.reshape(-1), self._filters)
-            for hidden, tokens in zip(self._hidden, self._tokens, strict=True)
+            head_stats(hidden.flatten(0, 1), self._head, tokens.reshape(-1), filters)
+            for hidden, tokens, filters in zip(self._hidden, self._tokens, self._filters, strict=True)
         ]
 
     def _spread(self, values: Sequence[Tensor], fill: float) -> Tensor:
@@ -156,6 +163,16 @@ class Prediction:
         return out
 
 
-def _times(t: float, tokens: Tensor) -> Tensor:
+def _spread_filters(filters: Filters, group: Group) -> Filters:
+    """With a temperature for every position of the group, where each row has its own."""
+    if not isinstance(filters.temperature, Tensor):
+        return filters
+    of_rows = group.take(filters.temperature)
+    return replace(filters, temperature=of_rows.expand(-1, group.length).reshape(-1))
+
+
+def _times(t: float | Tensor, group: Group, tokens: Tensor) -> Tensor:
     """One time a row, [n] float64."""
+    if isinstance(t, Tensor):
+        return group.take(t)[:, 0]
     return torch.full((len(tokens),), t, dtype=torch.float64, device=tokens.device)

@@ -24,6 +24,7 @@ class Prism(PrismOptions, Sampler):
     """
 
     masks_only: ClassVar[bool] = True
+    by_row: ClassVar[bool] = True
 
     def check(self, model: Model) -> None:
         """Only masked models with a quality head."""
@@ -41,7 +42,7 @@ class Prism(PrismOptions, Sampler):
         visible = ctx.updatable & ~masked
         alpha_s, alpha_t, hidden_t = ctx.step.at_s.gamma, ctx.step.at_t.gamma, ctx.step.at_t.one_minus_gamma
         sigma = (ctx.step.at_s.one_minus_gamma / alpha_t.clamp(min=1e-300)).clamp(max=self.remask)
-        count = torch.floor(sigma * visible.sum(1) + 0.5).to(torch.int64)
+        count = torch.floor(sigma * visible.sum(1, keepdim=True) + 0.5).to(torch.int64)
         wrong = lowest(ctx.prediction.apply(ctx.model.quality).to(torch.float64), visible, count)
         fill = ((alpha_s - (1.0 - sigma) * alpha_t) / hidden_t.clamp(min=1e-300)).clamp(0.0, 1.0)
         return Transition(

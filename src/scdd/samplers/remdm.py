@@ -27,6 +27,7 @@ class Remdm(RemdmOptions, Sampler):
     """
 
     masks_only: ClassVar[bool] = True
+    by_row: ClassVar[bool] = True
 
     def times(self, grid: Grid, model: Model, updatable: Tensor) -> Grid:
         """loop bends the grid: level α_on is reached at t_on, left at t_off."""

@@ -24,15 +24,16 @@ class Threshold(ThresholdOptions, Sampler):
 
     finishes: ClassVar[bool] = True
     masks_only: ClassVar[bool] = True
+    by_row: ClassVar[bool] = True
 
     def step(self, z_t: Tensor, ctx: Context) -> Tokens:
         """Fill what is sure enough, and as many more as the steps left require."""
         masked = ctx.updatable & (z_t == ctx.vocab.mask_id)
         confidence = ctx.prediction.top().log_p[..., 0].to(torch.float64).exp()
         left = ctx.step.total - ctx.step.number + 1
-        count = (masked.sum(1) + left - 1) // left
+        count = (masked.sum(1, keepdim=True) + left - 1) // left
         ranked = torch.where(masked, -confidence, torch.inf).sort(dim=1, stable=True).indices
-        sure = torch.argsort(ranked, dim=1) < count[:, None]
+        sure = torch.argsort(ranked, dim=1) < count
         filled = masked & (sure | (confidence >= self.threshold))
         drawn, log_p = ctx.prediction.draw(filled, ctx.uniforms())
         tokens = torch.where(filled, drawn, z_t)

@@ -67,6 +67,15 @@ class Uncorrected(Sampler):
 
     inner: Sampler
 
+    @property
+    def by_row(self) -> bool:  # type: ignore[override]
+        """As the inner one; none of its own is kept."""
+        return self.inner.by_row
+
+    def memory(self, rows: Tensor) -> dict[str, Tensor]:
+        """As the inner one."""
+        return self.inner.memory(rows)
+
     def check(self, model: Model) -> None:
         """As the inner one."""
         self.inner.check(model)

@@ -56,7 +56,7 @@ def _on_device(hidden: Tensor, head: Head, z_t: Tensor, filters: Filters) -> Hea
     for start in range(0, count, step):
         part = slice(start, min(start + step, count))
         logits = raw_logits(hidden[part], weight, bias)
-        row_stats(logits, head, z_t[part], filters, log_total[part], log_p_z[part])
+        row_stats(logits, head, z_t[part], filters.of(part), log_total[part], log_p_z[part])
     return HeadStats(log_total, log_p_z, logits if count <= step else None)
 
 
@@ -93,7 +93,7 @@ def redraw(
     rows = moves.nonzero()[:, 0]
     if chosen == "chunked":
         rows = evened(rows)
-    picked = None if z_t is None else z_t[rows]
+    picked, filters = None if z_t is None else z_t[rows], filters.of(rows)
     if chosen == "reference":
         drawn, drawn_log_p = reference.redraw(hidden[rows], head, u[rows], picked, filters)
     elif chosen == "triton":

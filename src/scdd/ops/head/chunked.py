@@ -23,7 +23,7 @@ def head_stats(hidden: Tensor, head: Head, z_t: Tensor, filters: Filters) -> tup
     visible = evened((z_t != head.vocab.mask_id).nonzero()[:, 0])
     for part in chunks(len(visible), weight.shape[0], hidden):
         rows = visible[part]
-        scores = scaled_logits(hidden[rows], weight, bias, head, z_t[rows], filters)
+        scores = scaled_logits(hidden[rows], weight, bias, head, z_t[rows], filters.of(rows))
         threshold, log_total[rows] = cut(scores, filters)
         here = scores.gather(1, z_t[rows, None])[:, 0]
         log_p_z[rows] = torch.where(here >= threshold, here - log_total[rows], -torch.inf)
@@ -39,7 +39,8 @@ def scaled_logits(
         if z_t is None:
             raise ValueError("this head adds a bias at the input token, so it needs z_t")
         scores.scatter_add_(1, z_t[:, None], head.input_bias.detach().float().expand(len(z_t), 1))
-    return scores.div_(filters.temperature)
+    divisor = filters.divisor
+    return scores.div_(divisor.to(scores.dtype) if isinstance(divisor, Tensor) else divisor)
 
 
 def cut(scores: Tensor, filters: Filters) -> tuple[Tensor, Tensor]:
@@ -124,7 +125,7 @@ def redraw(hidden: Tensor, head: Head, u: Tensor, z_t: Tensor | None, filters: F
     log_p = torch.empty(hidden.shape[0], dtype=torch.float64, device=hidden.device)
     for part in chunks(hidden.shape[0], weight.shape[0], hidden):
         picked = None if z_t is None else z_t[part]
-        scores = scaled_logits(hidden[part], weight, bias, head, picked, filters)
+        scores = scaled_logits(hidden[part], weight, bias, head, picked, filters.of(part))
         threshold, log_total = cut(scores, filters)
         kept = scores.masked_fill_(scores < threshold[:, None], -torch.inf).sub_(log_total[:, None])
         tokens[part], log_p[part] = invert(kept.to(torch.float64), u[part])

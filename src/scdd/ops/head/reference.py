@@ -34,13 +34,13 @@ def head_stats(hidden: Tensor, head: Head, z_t: Tensor, filters: Filters = NO_FI
     """(Log of the kept tokens' total weight, log x_θ(z_t) after the filters), [N] float64 each."""
     scores = logits(hidden, head, z_t)
     log_p = filtered(scores, filters)
-    kept = torch.where(torch.isfinite(log_p), scores / filters.temperature, -torch.inf)
+    kept = torch.where(torch.isfinite(log_p), scores / filters.divisor, -torch.inf)
     return torch.logsumexp(kept, dim=-1), log_p.gather(-1, z_t[:, None])[:, 0]
 
 
 def filtered(logits: Tensor, filters: Filters) -> Tensor:
     """The reference that every fast path agrees with: log x_θ after `filters`, [..., V] float64, −∞ where cut; logits already −∞ where forbidden."""
-    scaled = logits.to(torch.float64) / filters.temperature
+    scaled = logits.to(torch.float64) / filters.divisor
     if filters.top_k is not None:
         kth = torch.topk(scaled, min(filters.top_k, scaled.shape[-1]), dim=-1).values[..., -1:]
         scaled = scaled.masked_fill(scaled < kth, -torch.inf)

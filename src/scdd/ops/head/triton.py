@@ -19,11 +19,13 @@ WARPS = 4
 
 def filter_arguments(head: Head, filters: Filters, logits: Tensor) -> dict[str, object]:
     """The filters as kernel arguments. Bfloat16 logits are told apart by 16 bits, which halves the search."""
+    scale = math.log2(math.e) / filters.temperature
     return {
         "top_p": filters.top_p,
         "top_k": float(min(filters.top_k or 0, head.vocab.K)),
         "least": math.log2((1.0 - filters.top_p) / head.vocab.K) if filters.top_p < 1.0 else 0.0,
-        "scale": math.log2(math.e) / filters.temperature,
+        "scale": scale.to(torch.float32) if isinstance(scale, Tensor) else scale,
+        "SCALES": isinstance(scale, Tensor),
         "COLUMNS": logits.shape[1],
         "KEY_BITS": 16 if logits.dtype == torch.bfloat16 and head.input_bias is None else 32,
         "HAS_INPUT_BIAS": head.input_bias is not None,
@@ -235,7 +237,7 @@ def above_(score):
 @triton.jit
 def _row_stats(
     logits, stride, z_ids, input_bias_, log_total, log_p_z, mask_id, top_p, top_k, least, scale,
-    COLUMNS: tl.constexpr, KEY_BITS: tl.constexpr, HAS_INPUT_BIAS: tl.constexpr, TOP_P: tl.constexpr,
+    SCALES: tl.constexpr, COLUMNS: tl.constexpr, KEY_BITS: tl.constexpr, HAS_INPUT_BIAS: tl.constexpr, TOP_P: tl.constexpr,
     TOP_K: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
@@ -245,24 +247,28 @@ def _row_stats(
         tl.store(log_p_z + row, -float("inf"))
     else:
         base = logits + row.to(tl.int64) * stride
+        if SCALES:
+            factor = tl.load(scale + row)
+        else:
+            factor = scale
         input_bias = 0.0
         if HAS_INPUT_BIAS:
             input_bias = tl.load(input_bias_).to(tl.float32)
         here = tl.load(base + z).to(tl.float32) + input_bias
         if TOP_P and not TOP_K:
             # most tokens need no search: a wrong one is cut by the weight above it, a sure one is the crossing itself
-            best, total2 = log_sum_exp2(base, z, input_bias, scale, COLUMNS, HAS_INPUT_BIAS, BLOCK)
-            above, kept = weights_around(base, z, input_bias, best, scale, here, COLUMNS, HAS_INPUT_BIAS, BLOCK)
-            budget = top_p * tl.exp2(total2 - best * scale)
+            best, total2 = log_sum_exp2(base, z, input_bias, factor, COLUMNS, HAS_INPUT_BIAS, BLOCK)
+            above, kept = weights_around(base, z, input_bias, best, factor, here, COLUMNS, HAS_INPUT_BIAS, BLOCK)
+            budget = top_p * tl.exp2(total2 - best * factor)
             inside = above < budget
             if inside & (kept < budget):
-                _, kept = nucleus(base, z, input_bias, best, scale, top_p, total2, least, here, COLUMNS, KEY_BITS, HAS_INPUT_BIAS, BLOCK)  # fmt: skip
-            total2 = best * scale + tl.log2(kept)
+                _, kept = nucleus(base, z, input_bias, best, factor, top_p, total2, least, here, COLUMNS, KEY_BITS, HAS_INPUT_BIAS, BLOCK)  # fmt: skip
+            total2 = best * factor + tl.log2(kept)
         else:
             _, threshold, total2 = threshold_and_total(
-                base, z, input_bias, top_p, top_k, least, scale, COLUMNS, KEY_BITS, HAS_INPUT_BIAS, TOP_P, TOP_K, BLOCK
+                base, z, input_bias, top_p, top_k, least, factor, COLUMNS, KEY_BITS, HAS_INPUT_BIAS, TOP_P, TOP_K, BLOCK
             )
             inside = here >= threshold
-        log_p = (here * scale - total2) * LN2
+        log_p = (here * factor - total2) * LN2
         tl.store(log_total + row, tl.where(inside, total2 * LN2, float("nan")))
         tl.store(log_p_z + row, tl.where(inside, log_p, -float("inf")))

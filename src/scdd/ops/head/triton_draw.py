@@ -56,23 +56,27 @@ def kept_mass(
 @triton.jit
 def _row_draw(
     logits, stride, z_ids, input_bias_, uniforms, moves, tokens, log_p, top_p, top_k, least, scale,
-    COLUMNS: tl.constexpr, KEY_BITS: tl.constexpr, HAS_INPUT_BIAS: tl.constexpr, TOP_P: tl.constexpr,
+    SCALES: tl.constexpr, COLUMNS: tl.constexpr, KEY_BITS: tl.constexpr, HAS_INPUT_BIAS: tl.constexpr, TOP_P: tl.constexpr,
     TOP_K: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     if tl.load(moves + row).to(tl.int32) != 0:
         base = logits + row.to(tl.int64) * stride
+        if SCALES:
+            factor = tl.load(scale + row)
+        else:
+            factor = scale
         input_bias = 0.0
         z = 0
         if HAS_INPUT_BIAS:
             input_bias = tl.load(input_bias_).to(tl.float32)
             z = tl.load(z_ids + row).to(tl.int32)
         best, threshold, _ = threshold_and_total(
-            base, z, input_bias, top_p, top_k, least, scale, COLUMNS, KEY_BITS, HAS_INPUT_BIAS, TOP_P, TOP_K, BLOCK
+            base, z, input_bias, top_p, top_k, least, factor, COLUMNS, KEY_BITS, HAS_INPUT_BIAS, TOP_P, TOP_K, BLOCK
         )
         total = tl.zeros((BLOCK,), tl.float64)
         for offset in range(0, COLUMNS, BLOCK):
-            total += kept_mass(base, offset, z, input_bias, best, scale, threshold, COLUMNS, HAS_INPUT_BIAS, BLOCK)
+            total += kept_mass(base, offset, z, input_bias, best, factor, threshold, COLUMNS, HAS_INPUT_BIAS, BLOCK)
         weight = tl.sum(total, 0)
         target = tl.load(uniforms + row).to(tl.float64) * weight
 
@@ -82,7 +86,7 @@ def _row_draw(
         last = 0
         for offset in range(0, COLUMNS, BLOCK):
             j = offset + tl.arange(0, BLOCK)
-            mass = kept_mass(base, offset, z, input_bias, best, scale, threshold, COLUMNS, HAS_INPUT_BIAS, BLOCK)
+            mass = kept_mass(base, offset, z, input_bias, best, factor, threshold, COLUMNS, HAS_INPUT_BIAS, BLOCK)
             passed = (before + tl.cumsum(mass, 0) > target) & (mass > 0.0)
             drawn = tl.minimum(drawn, tl.min(tl.where(passed, j, COLUMNS), 0))
             last = tl.maximum(last, tl.max(tl.where(mass > 0.0, j, 0), 0))
@@ -92,4 +96,4 @@ def _row_draw(
         if HAS_INPUT_BIAS:
             score = tl.where(token == z, score + input_bias, score)
         tl.store(tokens + row, token.to(tl.int64))
-        tl.store(log_p + row, (score - best) * scale * LN2 - tl.log(weight).to(tl.float32))
+        tl.store(log_p + row, (score - best) * factor * LN2 - tl.log(weight).to(tl.float32))
