@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scdd.models.attention import LayerCache, attend, rotate
+from scdd.models.eight_bit import EightBitLinear
 from scdd.models.options import FREQUENCIES, MLP_RATIO
 from scdd.ops.norm import add_norm
 
@@ -83,8 +84,8 @@ class Linear(nn.Linear):
 
 
 def gated(layer: nn.Module, x: Tensor, gate: Tensor) -> Tensor:
-    """gate · layer(x); a plain linear map folds the gate in, one with something beside it (LoRA) is called as it is."""
-    if isinstance(layer, Linear):
+    """gate · layer(x); a linear map of ours folds the gate in, one with something beside it (LoRA) is called as it is."""
+    if isinstance(layer, Linear | EightBitLinear):
         return layer.gated(x, gate)
     y: Tensor = layer(x)
     return gate.to(y.dtype) * y

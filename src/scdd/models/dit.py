@@ -138,6 +138,8 @@ class DiT(Network):
     @property
     def head(self) -> Head:
         """The vocabulary head's tensors."""
+        if self.eight_bit_head is not None:
+            return self.eight_bit_head
         output = self.output
         return Head(weight=output.weight, vocab=self.vocab, bias=output.bias, input_bias=output.input_bias)
 

@@ -217,6 +217,8 @@ class Llama(Network):
     @property
     def head(self) -> Head:
         """The vocabulary head's tensors: the embedding's own, if they are tied."""
+        if self.eight_bit_head is not None:
+            return self.eight_bit_head
         return Head(weight=(self.output or self.embedding).weight, vocab=self.vocab)
 
     @property

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from scdd.core import Head, UserError
+from scdd.ops import int8
 
 IMPLS = ("auto", "reference", "chunked", "triton")
 HAS_TRITON = find_spec("triton") is not None  # known before a compiler traces anything
@@ -103,22 +104,27 @@ def chunks(count: int, columns: int, like: Tensor) -> Iterator[slice]:
         yield slice(start, min(start + step, count))
 
 
-def raw_logits(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def raw_logits(hidden: Tensor, weight: Tensor | int8.Matrix, bias: Tensor) -> Tensor:
     """hidden @ weightᵀ + bias over all Vp columns, −∞ where `compute_weights` put it; dtype as `hidden`."""
+    if isinstance(weight, int8.Matrix):
+        return int8.linear(hidden, weight, bias)
     return torch.addmm(bias, hidden, weight.T)
 
 
-def compute_weights(hidden: Tensor, head: Head) -> tuple[Tensor, Tensor]:
-    """The head's weight and bias in the dtype of the activations (float32 master weights stay as they are).
+def compute_weights(hidden: Tensor, head: Head) -> tuple[Tensor | int8.Matrix, Tensor]:
+    """The head's weight and bias in the dtype of the activations (float32 master weights stay as they are, as do 8 bits).
 
     The bias is −∞ at the mask and on the padding: the product itself leaves them no probability and no gradient, and
     nobody after it has to know which columns they are.
     """
-    weight = head.weight.detach().to(hidden.dtype)
-    given = weight.new_zeros(weight.shape[0]) if head.bias is None else head.bias.detach().to(hidden.dtype)
-    column = torch.arange(weight.shape[0], device=weight.device)
+    rows = head.weight.shape[0]
+    given = hidden.new_zeros(rows) if head.bias is None else head.bias.detach().to(hidden.dtype)
+    column = torch.arange(rows, device=hidden.device)
     forbidden = (column == head.vocab.mask_id) | (column >= head.vocab.size)
-    return weight, given.masked_fill(forbidden, -torch.inf)
+    bias = given.masked_fill(forbidden, -torch.inf)
+    if head.scale is not None:
+        return int8.Matrix(head.weight, head.scale), bias
+    return head.weight.detach().to(hidden.dtype), bias
 
 
 def invert(log_p: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:

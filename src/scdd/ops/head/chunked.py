@@ -9,6 +9,7 @@ from torch import Tensor
 
 from scdd.core import Head
 from scdd.ops.common import Filters, chunks, compute_weights, evened, invert, raw_logits
+from scdd.ops.int8 import Matrix
 from scdd.ops.nucleus import lowest_kept
 
 CANDIDATES = 32  # a nucleus is looked for among so many best tokens first
@@ -31,7 +32,7 @@ def head_stats(hidden: Tensor, head: Head, z_t: Tensor, filters: Filters) -> tup
 
 
 def scaled_logits(
-    hidden: Tensor, weight: Tensor, bias: Tensor, head: Head, z_t: Tensor | None, filters: Filters
+    hidden: Tensor, weight: Tensor | Matrix, bias: Tensor, head: Head, z_t: Tensor | None, filters: Filters
 ) -> Tensor:
     """Float32 logits over temperature [n, V], −∞ at the mask."""
     scores = raw_logits(hidden, weight, bias).float()[:, : head.vocab.size]

@@ -1,0 +1,70 @@
+"""A network whose large products are in 8 bits (`ops.int8`): the maps of its blocks, and its head.
+
+All between them stays float32, as do embedding, norms, attention and softmax. It is for use on a CPU, not for training.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from scdd.models.network import Network
+from scdd.ops import int8
+
+NARROWEST = 16  # inputs of a map that is worth 8 bits
+
+
+class EightBitLinear(nn.Module):
+    """A linear map that is used and not trained."""
+
+    scale: Tensor
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        matrix = int8.rounded(weight)
+        self.weight = nn.Parameter(matrix.codes, requires_grad=False)
+        self.register_buffer("scale", matrix.scale)
+        self.bias = None if bias is None else nn.Parameter(bias.detach().float(), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """W x + b, float32."""
+        return int8.linear(x, int8.Matrix(self.weight, self.scale), self.bias)
+
+    def gated(self, x: Tensor, gate: Tensor) -> Tensor:
+        """gate · (W x + b), gate [R, 1, D]: one row for all is folded into scales and bias."""
+        if gate.shape[0] != 1:
+            y: Tensor = self(x)
+            return gate.to(y.dtype) * y
+        row = gate.reshape(-1)
+        bias = None if self.bias is None else self.bias * row
+        return int8.linear(x, int8.Matrix(self.weight, self.scale * row), bias)
+
+
+def to_eight_bits(network: Network) -> None:
+    """Replace the maps from activations to activations, and the head, in place: their float32 weights are gone then."""
+    for name in network.hidden_matrices():
+        path = name.removesuffix(".weight")
+        linear = network.get_submodule(path)
+        if isinstance(linear, nn.Linear) and linear.in_features >= NARROWEST:
+            place, _, last = path.rpartition(".")
+            setattr(network.get_submodule(place), last, EightBitLinear(linear.weight, linear.bias))
+    head = network.head
+    matrix = int8.rounded(head.weight)
+    bias = None if head.bias is None else head.bias.detach().float()
+    network.eight_bit_head = replace(head, weight=matrix.codes, scale=matrix.scale, bias=bias)
+
+
+def in_eight_bits(network: nn.Module) -> bool:
+    """Whether `to_eight_bits` has been here."""
+    return isinstance(network, Network) and network.eight_bit_head is not None
+
+
+def supported() -> bool:
+    """Whether this torch multiplies 8-bit matrices on a CPU."""
+    try:
+        two = torch.ones((2, NARROWEST), dtype=torch.int8)
+        return bool((torch._int_mm(two, two.T) == NARROWEST).all())
+    except (AttributeError, RuntimeError, NotImplementedError):
+        return False
