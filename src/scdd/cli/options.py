@@ -32,6 +32,13 @@ Process = Annotated[
     str | None, typer.Option(help="Sample with another process of the same marginals: scdd, gidd or mdlm.")
 ]
 Device = Annotated[str | None, typer.Option(help="cuda or cpu; cuda where there is one.")]
+Dtype = Annotated[
+    str | None,
+    typer.Option(
+        help="What to compute in: float32, bfloat16, or, on a CPU, int8 (the large products alone). A seed keeps its text within a dtype.",
+        show_default="bfloat16 on a GPU; on a CPU int8 if stored so and the CPU has it, else float32",
+    ),
+]
 Num = Annotated[int, typer.Option(help="How many texts.")]
 Seed = Annotated[int, typer.Option(help="Sample i of a seed is the same text alone or in any batch.")]
 BatchSize = Annotated[int, typer.Option(help="Texts drawn at a time; changes speed and memory only.")]
@@ -56,6 +63,7 @@ class ModelFlags:
     model: Model = None
     process: Process = None
     device: Device = None
+    dtype: Dtype = None
     json: Json = False
     plain: Plain = False
 
@@ -66,7 +74,7 @@ class ModelFlags:
 
     def open(self) -> LM:
         """The model that the flags name."""
-        return open_model(self.model, self.process, self.device)
+        return open_model(self.model, self.process, self.device, dtype=self.dtype)
 
 
 @dataclass(frozen=True)
@@ -83,16 +91,20 @@ class DrawFlags(ModelFlags):
             from scdd.trace.output import check_path
 
             check_path(self.trace)
-        return open_model(self.model, self.process, self.device, self.changes)
+        return open_model(self.model, self.process, self.device, self.changes, self.dtype)
 
 
 def open_model(
-    model: str | None, process: str | None = None, device: str | None = None, changes: list[str] | None = None
+    model: str | None,
+    process: str | None = None,
+    device: str | None = None,
+    changes: list[str] | None = None,
+    dtype: str | None = None,
 ) -> LM:
     """The model that the options name."""
     from scdd.lm.loading import load
 
-    return load(model, process=process, device=device, overrides=changes or ())
+    return load(model, process=process, device=device, dtype=dtype, overrides=changes or ())  # type: ignore[arg-type]
 
 
 def read_text(text: str | None, file: Path | None = None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypedDict, overload
+from typing import TYPE_CHECKING, Any, TypedDict, get_args, overload
 
 import torch
 from typing_extensions import Unpack
@@ -13,11 +13,12 @@ from scdd.core.errors import UserError
 from scdd.data.tokenizer import TextTokenizer
 from scdd.lm import gaps
 from scdd.lm import rows as make
-from scdd.lm.options import RepairOptions
+from scdd.lm.options import Dtype, RepairOptions
 from scdd.lm.repair import Repair, diffusion_process, score_tokens
 from scdd.lm.results import Correction, Sample, Score
 from scdd.lm.rows import check_text, texts
 from scdd.lm.run import Engine, Run
+from scdd.models import eight_bit
 from scdd.models.compiled import compile_network
 from scdd.models.graphed import Graphed
 from scdd.models.heads import QualityHead
@@ -87,11 +88,11 @@ class LM:
         self._graphed: Graphed | None = None
 
     def __repr__(self) -> str:
-        size = sum(parameter.numel() for parameter in self.network.parameters()) / 1e6
+        size = self.parameters / 1e6
         process = self.process if isinstance(self.process, Autoregressive) else self.process.schedule
         return (
             f"LM({self.name}: {size:.1f} M parameters, {self.engine.process_name} with {process!r}, "
-            f"{self.tokenizer.size:,} tokens, context {self.context}, on {self.device})"
+            f"{self.tokenizer.size:,} tokens, context {self.context}, {self.dtype} on {self.device})"
         )
 
     # -- where it runs ------------------------------------------------------------------------------------------------
@@ -101,15 +102,33 @@ class LM:
         """Where the weights are."""
         return self.network.head.weight.device
 
-    def to(self, device: str | torch.device, dtype: torch.dtype | None = None) -> LM:
-        """Move the model, in bfloat16 on a GPU and float32 elsewhere unless told otherwise; returns itself."""
+    @property
+    def dtype(self) -> str:
+        """What is computed in: float32, bfloat16, …; int8, where the large products are in 8 bits and all else is float32."""
+        whole = str(self.network.head.weight.dtype).removeprefix("torch.")
+        return "int8" if getattr(self.network, "eight_bit_head", None) is not None else whole
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers were trained, PRISM's head aside."""
+        return sum(parameter.numel() for parameter in self.network.parameters())
+
+    def to(self, device: str | torch.device, dtype: Dtype | torch.dtype | None = None) -> LM:
+        """Move the model, in bfloat16 on a GPU and float32 elsewhere unless told otherwise; returns itself.
+
+        dtype "int8" rounds the weights of the large products; to go back gives float32 weights of what they were rounded to.
+        """
         try:
             place = torch.device(device)
             if place.type == "meta":
                 raise UserError("device is meta, which holds no numbers: use cpu or cuda.", "device")
             if place.type == "cuda" and not torch.cuda.is_available():
                 raise UserError(f"device is {device}, and torch sees no GPU: use cpu.", "device")
-            kind = dtype or (torch.bfloat16 if place.type == "cuda" else torch.float32)
+            eight = self._rounds(dtype, place)
+            kind = _number_type(dtype) or (torch.bfloat16 if place.type == "cuda" else torch.float32)
+            if eight != (self.dtype == "int8"):
+                self.network.to(device="cpu", dtype=torch.float32)
+                (eight_bit.to_eight_bits if eight else eight_bit.to_floats)(self.network)
             self.network.to(device=place, dtype=kind)
             if self.quality is not None:
                 self.quality.to(device=place, dtype=kind)
@@ -117,6 +136,25 @@ class LM:
             reason = str(error).splitlines()[0]
             raise UserError(f"device {device} cannot be used ({reason}): use cpu or cuda.", "device") from error
         return self
+
+    def _rounds(self, dtype: Dtype | torch.dtype | None, place: torch.device) -> bool:
+        """Whether the large products will be in 8 bits: if asked for, or if they are and nobody asks for anything else."""
+        if dtype is None:
+            return self.dtype == "int8" and place.type == "cpu"
+        if dtype in ("int8", torch.int8):
+            if place.type != "cpu":
+                raise UserError(f"dtype int8 is for CPUs, and the device is {place}: use bfloat16 there.", "dtype")
+            if not getattr(self.network, "takes_eight_bits", False):
+                raise UserError(
+                    f"dtype int8 is for this package's networks, dit and llama, and this is a {type(self.network).__name__}: use float32.",
+                    "dtype",
+                )
+            if not eight_bit.supported():
+                raise UserError(
+                    "dtype int8 needs a newer torch, which multiplies 8-bit matrices on a CPU: use float32.", "dtype"
+                )
+            return True
+        return False
 
     def compile(self, **options: Any) -> LM:
         """Compile the network, on a GPU behind a CUDA graph (the first evaluation of each shape takes a while)."""
@@ -357,3 +395,14 @@ class LM:
                 "it in overlapping blocks (blocks).",
                 "blocks",
             )
+
+
+def _number_type(dtype: Dtype | torch.dtype | None) -> torch.dtype | None:
+    """The type of the numbers between the products; None where nobody says."""
+    if dtype in ("int8", torch.int8):
+        return torch.float32
+    if isinstance(dtype, str):
+        if dtype not in get_args(Dtype):
+            raise UserError(f"dtype is {dtype!r}: choose one of {', '.join(get_args(Dtype))}.", "dtype")
+        return torch.float32 if dtype == "float32" else torch.bfloat16
+    return dtype

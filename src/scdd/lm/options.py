@@ -1,4 +1,4 @@
-"""How a text is repaired. Nothing here imports torch."""
+"""How a text is repaired, and what a model computes in. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from typing import Literal
 
 from scdd.core.options import Count, Inside, Options, ShareAboveZero
 from scdd.samplers.options import Final
+
+Dtype = Literal["float32", "bfloat16", "int8"]
+"""What a model computes in; int8, on a CPU, is the large products alone (`ops.int8`)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -59,6 +59,7 @@ class DiT(Network):
     and the caller goes on using `hidden`.
     """
 
+    takes_eight_bits = True
     recompute = False
     """Keep only blocks' inputs and attention's outputs for the backward pass, and compute the rest once more there."""
 

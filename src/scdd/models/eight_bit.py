@@ -43,7 +43,7 @@ class EightBitLinear(nn.Module):
 
 
 def to_eight_bits(network: Network) -> None:
-    """Replace the maps from activations to activations, and the head, in place: their float32 weights are gone then."""
+    """Replace the maps from activations to activations, and the head, in place; the maps' float32 weights are gone then."""
     for name in network.hidden_matrices():
         path = name.removesuffix(".weight")
         linear = network.get_submodule(path)
@@ -56,15 +56,26 @@ def to_eight_bits(network: Network) -> None:
     network.eight_bit_head = replace(head, weight=matrix.codes, scale=matrix.scale, bias=bias)
 
 
-def in_eight_bits(network: nn.Module) -> bool:
-    """Whether `to_eight_bits` has been here."""
-    return isinstance(network, Network) and network.eight_bit_head is not None
+def to_floats(network: Network) -> None:
+    """The way back: float32 maps of what the 8 bits say, in place."""
+    from scdd.models.blocks import Linear  # which knows of the maps above
+
+    for path, module in list(network.named_modules()):
+        if isinstance(module, EightBitLinear):
+            place, _, last = path.rpartition(".")
+            rows, columns = module.weight.shape
+            linear = Linear(columns, rows, bias=module.bias is not None)
+            linear.weight = nn.Parameter(module.weight.float() * module.scale[:, None], requires_grad=False)
+            if module.bias is not None:
+                linear.bias = module.bias
+            setattr(network.get_submodule(place), last, linear.eval())
+    network.eight_bit_head = None
 
 
 def supported() -> bool:
     """Whether this torch multiplies 8-bit matrices on a CPU."""
+    ones = torch.ones((NARROWEST, NARROWEST), dtype=torch.int8)
     try:
-        two = torch.ones((2, NARROWEST), dtype=torch.int8)
-        return bool((torch._int_mm(two, two.T) == NARROWEST).all())
-    except (AttributeError, RuntimeError, NotImplementedError):
+        return bool((torch._int_mm(ones, ones) == NARROWEST).all())
+    except (AttributeError, RuntimeError):
         return False

@@ -129,6 +129,7 @@ class Llama(Network):
     changed at any time; an autoregressive model becomes a denoiser by letting it grow during training.
     """
 
+    takes_eight_bits = True
     recompute = False
     """Keep only blocks' inputs and attention's outputs for the backward pass, and compute the rest once more there."""
 

@@ -33,8 +33,10 @@ class Network(nn.Module, ABC):
     """Whether the compiler sees all of it as one graph; if not, it may break where it must."""
     compute_dtype: torch.dtype | None = None
     """Type of the activations, by autocast inside `hidden`; None is the weights' own."""
+    takes_eight_bits = False
+    """Whether `head` looks at the following."""
     eight_bit_head: Head | None = None
-    """The head of a network in 8 bits (`models.eight_bit`)."""
+    """The head of a network in 8 bits (`models.eight_bit`); None in any other."""
 
     @abstractmethod
     def hidden(self, z_t: Tensor, t: Tensor | None = None, documents: Tensor | None = None) -> Tensor:

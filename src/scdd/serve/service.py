@@ -244,7 +244,7 @@ class Service:
     @property
     def parameters(self) -> int:
         """Of the network."""
-        return sum(parameter.numel() for parameter in self.lm.network.parameters())
+        return self.lm.parameters
 
     @cached_property
     def settings(self) -> SettingsReply:
@@ -254,6 +254,7 @@ class Service:
         return SettingsReply(
             model=self.name,
             parameters=self.parameters,
+            dtype=self.lm.dtype,
             process={
                 "kind": self.lm.engine.process_name,
                 "schedule": repr(own.schedule) if isinstance(own, Process) else "",
