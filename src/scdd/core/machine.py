@@ -124,15 +124,17 @@ def _alone(root: Path) -> bool:
 
 
 def settle_threads() -> None:
-    """Once torch is there: as many threads as `cores`, unless somebody chose; and asleep while they wait.
+    """Once torch is there: as many threads as there are cores, unless somebody chose; and asleep while they wait.
 
+    Their number is a power of two. Torch cuts a tensor into as many pieces as there are threads, and the ends of odd pieces are
+    rounded otherwise: float32 texts with three threads are not those with one, those with two, four or eight are.
     libgomp reads its variables as it is loaded. But it spins 3,000 times less while it manages more threads than there are
     cores (GCC's manual, GOMP_SPINCOUNT), so where it is too late for the variables one thread starts some and sleeps.
     """
     global _late
     import torch
 
-    allowed, usual = cores(), torch.get_num_threads()
+    allowed, usual = 1 << (cores().bit_length() - 1), torch.get_num_threads()
     if usual > allowed and set(COUNTING).isdisjoint(os.environ):
         torch.set_num_threads(allowed)
     if _late:

@@ -15,7 +15,6 @@ from scdd.data.tokenizer import TextTokenizer
 from scdd.lm.model import LM
 from scdd.lm.options import Dtype, RepairOptions
 from scdd.lm.rows import check_whole
-from scdd.models import eight_bit
 from scdd.models.heads import QualityHead
 from scdd.models.options import make_network
 from scdd.processes.autoregressive import Autoregressive
@@ -36,8 +35,6 @@ CONTEXT = 512  # for converted checkpoints, which do not say how long their rows
 SHORTEST = 4
 REPAIR = "repair"  # where a checkpoint notes repair options of its own
 EDITS = "edits"  # ... and parameters of repair by edits
-
-machine.settle_threads()  # torch is there now, and no product has been made
 
 
 def load(
@@ -102,7 +99,9 @@ def _usual_dtype(checkpoint: bundle.Bundle, network: Network, device: str) -> Dt
     """8 bits for weights that have no more, if this CPU is made for them: known by the machine, not by a clock."""
     if device != "cpu" or checkpoint.kind != "int8" or not network.takes_eight_bits:
         return None
-    return "int8" if machine.multiplies_eight_bits() and eight_bit.supported() else None
+    from scdd.ops.int8 import supported
+
+    return "int8" if machine.multiplies_eight_bits() and supported() else None
 
 
 def _tokenizer(checkpoint: bundle.Bundle) -> TextTokenizer:

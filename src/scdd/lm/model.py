@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, get_args, overload
 import torch
 from typing_extensions import Unpack
 
+from scdd.core import machine
 from scdd.core.errors import UserError
 from scdd.data.tokenizer import TextTokenizer
 from scdd.lm import gaps
@@ -18,7 +19,6 @@ from scdd.lm.repair import Repair, diffusion_process, score_tokens
 from scdd.lm.results import Correction, Sample, Score
 from scdd.lm.rows import check_text, texts
 from scdd.lm.run import Engine, Run
-from scdd.models import eight_bit
 from scdd.models.compiled import compile_network
 from scdd.models.graphed import Graphed
 from scdd.models.heads import QualityHead
@@ -42,6 +42,8 @@ from scdd.samplers.plan import SamplingPlan, make_plan
 
 if TYPE_CHECKING:
     from scdd.lm.edits.channel import Channel
+
+machine.settle_threads()  # who draws, serves or trains comes by here: torch is there now, and no product has been made
 
 Grid = GridKind | Sequence[float]
 Texts = list[str] | tuple[str, ...]
@@ -127,6 +129,8 @@ class LM:
             eight = self._rounds(dtype, place)
             kind = _number_type(dtype) or (torch.bfloat16 if place.type == "cuda" else torch.float32)
             if eight != (self.dtype == "int8"):
+                from scdd.models import eight_bit  # few models are in 8 bits
+
                 self.network.to(device="cpu", dtype=torch.float32)
                 (eight_bit.to_eight_bits if eight else eight_bit.to_floats)(self.network)
             self.network.to(device=place, dtype=kind)
@@ -149,7 +153,9 @@ class LM:
                     f"dtype int8 is for this package's networks, dit and llama, and this is a {type(self.network).__name__}: use float32.",
                     "dtype",
                 )
-            if not eight_bit.supported():
+            from scdd.ops.int8 import supported
+
+            if not supported():
                 raise UserError(
                     "dtype int8 needs a newer torch, which multiplies 8-bit matrices on a CPU: use float32.", "dtype"
                 )

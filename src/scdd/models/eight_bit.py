@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
 from torch import Tensor, nn
 
+from scdd.models.blocks import Linear
 from scdd.models.network import Network
 from scdd.ops import int8
 
@@ -58,8 +58,6 @@ def to_eight_bits(network: Network) -> None:
 
 def to_floats(network: Network) -> None:
     """The way back: float32 maps of what the 8 bits say, in place."""
-    from scdd.models.blocks import Linear  # which knows of the maps above
-
     for path, module in list(network.named_modules()):
         if isinstance(module, EightBitLinear):
             place, _, last = path.rpartition(".")
@@ -70,12 +68,3 @@ def to_floats(network: Network) -> None:
                 linear.bias = module.bias
             setattr(network.get_submodule(place), last, linear.eval())
     network.eight_bit_head = None
-
-
-def supported() -> bool:
-    """Whether this torch multiplies 8-bit matrices on a CPU."""
-    ones = torch.ones((NARROWEST, NARROWEST), dtype=torch.int8)
-    try:
-        return bool((torch._int_mm(ones, ones) == NARROWEST).all())
-    except (AttributeError, RuntimeError):
-        return False

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from scdd.core import Head, UserError
-from scdd.ops import int8
+
+if TYPE_CHECKING:
+    from scdd.ops.int8 import Matrix
 
 IMPLS = ("auto", "reference", "chunked", "triton")
 HAS_TRITON = find_spec("triton") is not None  # known before a compiler traces anything
@@ -104,14 +107,16 @@ def chunks(count: int, columns: int, like: Tensor) -> Iterator[slice]:
         yield slice(start, min(start + step, count))
 
 
-def raw_logits(hidden: Tensor, weight: Tensor | int8.Matrix, bias: Tensor) -> Tensor:
+def raw_logits(hidden: Tensor, weight: Tensor | Matrix, bias: Tensor) -> Tensor:
     """hidden @ weightᵀ + bias over all Vp columns, −∞ where `compute_weights` put it; dtype as `hidden`."""
-    if isinstance(weight, int8.Matrix):
-        return int8.linear(hidden, weight, bias)
-    return torch.addmm(bias, hidden, weight.T)
+    if isinstance(weight, Tensor):
+        return torch.addmm(bias, hidden, weight.T)
+    from scdd.ops.int8 import linear  # few networks are in 8 bits
+
+    return linear(hidden, weight, bias)
 
 
-def compute_weights(hidden: Tensor, head: Head) -> tuple[Tensor | int8.Matrix, Tensor]:
+def compute_weights(hidden: Tensor, head: Head) -> tuple[Tensor | Matrix, Tensor]:
     """The head's weight and bias in the dtype of the activations (float32 master weights stay as they are, as do 8 bits).
 
     The bias is −∞ at the mask and on the padding: the product itself leaves them no probability and no gradient, and
@@ -123,7 +128,9 @@ def compute_weights(hidden: Tensor, head: Head) -> tuple[Tensor | int8.Matrix, T
     forbidden = (column == head.vocab.mask_id) | (column >= head.vocab.size)
     bias = given.masked_fill(forbidden, -torch.inf)
     if head.scale is not None:
-        return int8.Matrix(head.weight, head.scale), bias
+        from scdd.ops.int8 import Matrix
+
+        return Matrix(head.weight, head.scale), bias
     return head.weight.detach().to(hidden.dtype), bias
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from scdd.core import Head
 from scdd.ops.common import Filters, chunks, compute_weights, evened, invert, raw_logits
-from scdd.ops.int8 import Matrix
 from scdd.ops.nucleus import lowest_kept
+
+if TYPE_CHECKING:
+    from scdd.ops.int8 import Matrix
 
 CANDIDATES = 32  # a nucleus is looked for among so many best tokens first
 BINS = 64  # then among all, by bins of the score

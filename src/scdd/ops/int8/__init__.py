@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from scdd.core.errors import UserError
-from scdd.ops.int8 import fast, reference
 
 TOP = 127  # the largest code; −128 is left out so that a row and its negative round alike
 SMALLEST = 1e-30  # of a step: a row of zeros has none of its own
@@ -46,6 +45,18 @@ def linear(x: Tensor, matrix: Matrix, bias: Tensor | None = None, impl: str = "a
         raise UserError(f"impl is {impl!r}: choose one of {', '.join(IMPLS)}.", "impl")
     rows = x.reshape(-1, x.shape[-1]).float()
     step = (rows.abs().amax(1, keepdim=True) / TOP).clamp_min(SMALLEST)
-    product = reference.product if impl == "reference" else fast.product
+    if impl == "reference":
+        from scdd.ops.int8.reference import product
+    else:
+        from scdd.ops.int8.fast import product
     y = product((rows / step).round_(), matrix.codes).mul_(step).mul_(matrix.scale)
     return (y if bias is None else y.add_(bias)).view(*x.shape[:-1], -1)
+
+
+def supported() -> bool:
+    """Whether this torch multiplies 8-bit matrices on a CPU."""
+    ones = torch.ones((32, 32), dtype=torch.int8)
+    try:
+        return bool((torch._int_mm(ones, ones) == 32).all())
+    except (AttributeError, RuntimeError):
+        return False
