@@ -11,7 +11,7 @@ import scdd
 from scdd.bundle import folder as bundle
 from scdd.core import UserError, machine
 from scdd.models.dit import DiT
-from scdd.models.eight_bit import EightBitLinear, to_eight_bits, to_floats
+from scdd.models.eight_bit import EightBitLinear, set_eight_bits, to_eight_bits, to_floats
 from scdd.models.llama import Llama
 from scdd.models.network import Network
 from scdd.models.options import LlamaConfig
@@ -126,9 +126,9 @@ def test_mistakes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UserError, match="dtype is 'int4': choose one of float32, bfloat16, int8"):
         lm.to("cpu", "int4")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="dtype int8 is for CPUs"):
-        lm._rounds("int8", torch.device("cuda"))
+        set_eight_bits(lm.network, True, torch.device("cuda"))
     lm.network.takes_eight_bits = False
-    with pytest.raises(UserError, match="dtype int8 is for this package's networks"):
+    with pytest.raises(UserError, match="dtype int8 is for the networks dit and llama"):
         lm.to("cpu", "int8")
     assert main(["sample", "--model", str(folder), "--dtype", "float16"]) == 2
     assert capsys.readouterr().err == "error: --dtype is 'float16': choose one of float32, bfloat16, int8.\n"

@@ -15,7 +15,7 @@ from scdd.data.tokenizer import TextTokenizer
 from scdd.lm import gaps
 from scdd.lm import rows as make
 from scdd.lm.options import Dtype, RepairOptions
-from scdd.lm.repair import Repair, diffusion_process, score_tokens
+from scdd.lm.repair import Repair, bar, diffusion_process, score_tokens
 from scdd.lm.results import Correction, Sample, Score
 from scdd.lm.rows import check_text, texts
 from scdd.lm.run import Engine, Run
@@ -62,6 +62,7 @@ class Correcting(TypedDict, total=False):
     top_p: float | None
     blocks: bool
     record: bool
+    progress: bool
 
 
 class LM:
@@ -126,13 +127,17 @@ class LM:
                 raise UserError("device is meta, which holds no numbers: use cpu or cuda.", "device")
             if place.type == "cuda" and not torch.cuda.is_available():
                 raise UserError(f"device is {device}, and torch sees no GPU: use cpu.", "device")
-            eight = self._rounds(dtype, place)
-            kind = _number_type(dtype) or (torch.bfloat16 if place.type == "cuda" else torch.float32)
-            if eight != (self.dtype == "int8"):
-                from scdd.models import eight_bit  # few models are in 8 bits
+            if isinstance(dtype, str) and dtype not in get_args(Dtype):
+                raise UserError(f"dtype is {dtype!r}: choose one of {', '.join(get_args(Dtype))}.", "dtype")
+            rounded = self.dtype == "int8"
+            eight = rounded and place.type == "cpu" if dtype is None else dtype in ("int8", torch.int8)
+            if eight or rounded:
+                from scdd.models.eight_bit import set_eight_bits  # few models are in 8 bits
 
-                self.network.to(device="cpu", dtype=torch.float32)
-                (eight_bit.to_eight_bits if eight else eight_bit.to_floats)(self.network)
+                set_eight_bits(self.network, eight, place)
+                dtype = torch.float32 if eight else dtype
+            chosen = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+            kind = chosen or (torch.bfloat16 if place.type == "cuda" else torch.float32)
             self.network.to(device=place, dtype=kind)
             if self.quality is not None:
                 self.quality.to(device=place, dtype=kind)
@@ -140,27 +145,6 @@ class LM:
             reason = str(error).splitlines()[0]
             raise UserError(f"device {device} cannot be used ({reason}): use cpu or cuda.", "device") from error
         return self
-
-    def _rounds(self, dtype: Dtype | torch.dtype | None, place: torch.device) -> bool:
-        """Whether the large products will be in 8 bits: if asked for, or if they are and nobody asks for anything else."""
-        if dtype is None:
-            return self.dtype == "int8" and place.type == "cpu"
-        if dtype in ("int8", torch.int8):
-            if place.type != "cpu":
-                raise UserError(f"dtype int8 is for CPUs, and the device is {place}: use bfloat16 there.", "dtype")
-            if not getattr(self.network, "takes_eight_bits", False):
-                raise UserError(
-                    f"dtype int8 is for this package's networks, dit and llama, and this is a {type(self.network).__name__}: use float32.",
-                    "dtype",
-                )
-            from scdd.ops.int8 import supported
-
-            if not supported():
-                raise UserError(
-                    "dtype int8 needs a newer torch, which multiplies 8-bit matrices on a CPU: use float32.", "dtype"
-                )
-            return True
-        return False
 
     def compile(self, **options: Any) -> LM:
         """Compile the network, on a GPU behind a CUDA graph (the first evaluation of each shape takes a while)."""
@@ -342,6 +326,7 @@ class LM:
         top_p: float | None = None,
         blocks: bool = False,
         record: bool = False,
+        progress: bool = False,
     ) -> Correction | tuple[Correction, ...]:
         """Keep what is right, repair what is not; what is left out is as the model has it (`lm.repair`).
 
@@ -350,7 +335,8 @@ class LM:
         of the text that is taken for wrong. mode "reverse" takes the text for z_t at t = `strength` and walks the reverse process
         from there in `steps` steps: doubts come from the whole x_θ, replacements from its nucleus `top_p`. mode "pass" changes, in
         one evaluation, every token whose probability is below `threshold` of the best one's. `freeze` names pieces of the text,
-        or character ranges, that must stay. A list of texts is answered with a tuple, each as if it were alone.
+        or character ranges, that must stay. A list of texts is answered with a tuple, each as if it were alone. `progress` shows a
+        bar while words are looked at, or steps are walked.
         """
         mode = mode or ("reverse" if record else None)  # the one that has steps
         wishes = {
@@ -360,10 +346,14 @@ class LM:
         repairs = [self.to_repair(each, wishes, freeze=freeze, seed=seed, blocks=blocks) for each in given]
         if repairs and repairs[0].options.mode == "reverse":
             walks = [self.start_correct(repair, record) for repair in repairs]
-            samples = Run.joined([run for run, _ in walks]).results
-            corrections = tuple(finish(sample) for (_, finish), sample in zip(walks, samples, strict=True))
+            joined = Run.joined([run for run, _ in walks])
+            with bar("steps", progress) as told:
+                for batch in joined:
+                    told(batch.frame.step, batch.frame.steps)
+            corrections = tuple(finish(sample) for (_, finish), sample in zip(walks, joined.results, strict=True))
         else:
-            corrections = tuple(repair.at_once() for repair in repairs)
+            with bar("words", progress) as told:
+                corrections = tuple(repair.at_once(told) for repair in repairs)
         return corrections[0] if isinstance(text, str) else corrections
 
     def to_repair(
@@ -371,6 +361,7 @@ class LM:
     ) -> Repair:
         """A text to repair and how, checked: the model's own `RepairOptions` with `wishes` put over them."""
         options = self._repair_options(wishes)
+        options.check_used(wishes)
         row = make.whole(self.tokenizer, text, freeze)
         self._check_room(len(row), blocks or options.mode == "edit")
         process = diffusion_process(self.engine)
@@ -401,14 +392,3 @@ class LM:
                 "it in overlapping blocks (blocks).",
                 "blocks",
             )
-
-
-def _number_type(dtype: Dtype | torch.dtype | None) -> torch.dtype | None:
-    """The type of the numbers between the products; None where nobody says."""
-    if dtype in ("int8", torch.int8):
-        return torch.float32
-    if isinstance(dtype, str):
-        if dtype not in get_args(Dtype):
-            raise UserError(f"dtype is {dtype!r}: choose one of {', '.join(get_args(Dtype))}.", "dtype")
-        return torch.float32 if dtype == "float32" else torch.bfloat16
-    return dtype

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
 from torch import Tensor, nn
 
+from scdd.core.errors import UserError
 from scdd.models.blocks import Linear
 from scdd.models.network import Network
 from scdd.ops import int8
@@ -40,6 +42,22 @@ class EightBitLinear(nn.Module):
         row = gate.reshape(-1)
         bias = None if self.bias is None else self.bias * row
         return int8.linear(x, int8.Matrix(self.weight, self.scale * row), bias)
+
+
+def set_eight_bits(network: nn.Module, wanted: bool, device: torch.device) -> None:
+    """Bring a network into 8 bits or out of them, where it is not; refuses what cannot be."""
+    if wanted and device.type != "cpu":
+        raise UserError(f"dtype int8 is for CPUs, and the device is {device}: use bfloat16 there.", "dtype")
+    if not isinstance(network, Network) or not network.takes_eight_bits:
+        raise UserError(
+            f"dtype int8 is for the networks dit and llama, and this one is a {type(network).__name__}: use float32.",
+            "dtype",
+        )
+    if wanted and not int8.supported():
+        raise UserError("dtype int8 needs a torch that multiplies 8-bit matrices on a CPU: use float32.", "dtype")
+    if wanted != (network.eight_bit_head is not None):
+        network.to(device="cpu", dtype=torch.float32)
+        (to_eight_bits if wanted else to_floats)(network)
 
 
 def to_eight_bits(network: Network) -> None:
