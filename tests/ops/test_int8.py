@@ -13,9 +13,8 @@ SHAPES = [(1, 16, 1), (5, 33, 7), (130, 64, 48), (64, 520, 130)]
 
 def case(rows: int, inner: int, outer: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(rows * inner)
-    x = (
-        torch.randn(rows, inner, generator=generator) * torch.logspace(-3, 3, rows)[:, None]
-    )  # each row has a size of its own
+    sizes = torch.logspace(-3, 3, rows)[:, None]  # each row has a size of its own
+    x = torch.randn(rows, inner, generator=generator) * sizes
     return x, torch.randn(outer, inner, generator=generator), torch.randn(outer, generator=generator)
 
 

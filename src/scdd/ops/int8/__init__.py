@@ -16,6 +16,7 @@ from torch import Tensor
 from scdd.core.errors import UserError
 
 TOP = 127  # the largest code; −128 is left out so that a row and its negative round alike
+PART = 1 << 18  # numbers that are rounded at a time, which stay in the cache
 SMALLEST = 1e-30  # of a step: a row of zeros has none of its own
 IMPLS = ("auto", "reference", "fast")
 
@@ -34,9 +35,16 @@ class Matrix(NamedTuple):
 
 def rounded(weight: Tensor) -> Matrix:
     """The weight [N, K] in 8 bits; one that was stored so (`bundle.packed`) gets its own codes back."""
-    wide = weight.detach().float()
-    scale = (wide.abs().amax(1) / TOP).clamp_min(SMALLEST)
-    return Matrix((wide / scale[:, None]).round_().to(torch.int8), scale)
+    given = weight.detach()
+    codes = torch.empty(given.shape, dtype=torch.int8)
+    scale = torch.empty(len(given))
+    rows = max(1, PART // given.shape[1])
+    work = torch.empty((rows, given.shape[1]))
+    for start in range(0, len(given), rows):
+        part, here = slice(start, start + rows), work[: min(rows, len(given) - start)]
+        scale[part] = torch.abs(given[part].float(), out=here).amax(1).div_(TOP).clamp_min_(SMALLEST)
+        codes[part] = torch.div(given[part].float(), scale[part, None], out=here).round_()
+    return Matrix(codes, scale)
 
 
 def linear(x: Tensor, matrix: Matrix, bias: Tensor | None = None, impl: str = "auto") -> Tensor:
