@@ -61,6 +61,7 @@ class Line(NamedTuple):
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dtypes", default="", help="comma-separated; default: the model's usual one")
+    parser.add_argument("--ways", default="command,python,torch first", help="comma-separated, some of these")
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--steps", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=3)
@@ -73,12 +74,18 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def used(children: bool = True) -> tuple[float, float]:
+def used() -> tuple[float, float]:
     """Seconds of CPU time since the machine started: of everybody, and of this process with the children it has waited for."""
     words = Path("/proc/stat").read_text().splitlines()[0].split()
     everybody = sum(map(int, words[1:4])) + sum(map(int, words[6:9]))
     own = os.times()
     return everybody / TICKS, own.user + own.system + own.children_user + own.children_system
+
+
+def used_by(pids: list[int]) -> float:
+    """Seconds of CPU time of these processes so far."""
+    told = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
+    return sum(int(words[11]) + int(words[12]) for words in told) / TICKS
 
 
 def wait_for_quiet(patience: float) -> None:
@@ -93,11 +100,11 @@ def wait_for_quiet(patience: float) -> None:
 
 
 @contextmanager
-def beside(count: int) -> Iterator[None]:
-    """Processes that never rest."""
+def beside(count: int) -> Iterator[list[int]]:
+    """Processes that never rest; their ids."""
     busy = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(count)]
     try:
-        yield
+        yield [each.pid for each in busy]
     finally:
         for each in busy:
             each.kill()
@@ -115,8 +122,8 @@ def run(line: Line, given: argparse.Namespace) -> dict[str, Any]:
         words = ["-c", filled]
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "GOMP_", "MKL_"))}
     wait_for_quiet(given.patience)
-    with beside(given.busy if line.busy else 0):
-        (before, mine), start = used(), time.perf_counter()
+    with beside(given.busy if line.busy else 0) as busy:
+        (before, mine), theirs, start = used(), used_by(busy), time.perf_counter()
         process = subprocess.Popen(
             [sys.executable, *words], env={**clean, "PYTHONPATH": str(line.tree)}, stdout=subprocess.PIPE, text=True
         )
@@ -126,10 +133,11 @@ def run(line: Line, given: argparse.Namespace) -> dict[str, Any]:
         process.returncode = status
         whole = time.perf_counter() - start
         after, still = used()
+        theirs = used_by(busy) - theirs
     if status:
         raise SystemExit(f"{line.name} ended with {status}")
     result = json.loads(said.splitlines()[-1])
-    others = max(0.0, (after - before - (still - mine)) / whole - (given.busy if line.busy else 0))
+    others = max(0.0, (after - before - (still - mine) - theirs) / whole)
     text = result.get("text") if line.way == "command" else result["said"]
     alone = None if line.way == "command" else result["text"]
     return {"whole": whole, "text": alone, "peak_mib": usage.ru_maxrss / 1024, "others": others, "said": text}
@@ -137,13 +145,12 @@ def run(line: Line, given: argparse.Namespace) -> dict[str, Any]:
 
 def timed(given: argparse.Namespace) -> None:
     """All lines in turns, and their medians."""
-    dtypes = [each or None for each in given.dtypes.split(",")]
-    lines = [
-        Line(HERE, way, dtype, busy) for busy in (False, True) for dtype in dtypes for way in ("command", *IMPORTS)
-    ]
+    dtypes, ways = [each or None for each in given.dtypes.split(",")], given.ways.split(",")
+    lines = [Line(HERE, way, dtype, busy) for busy in (False, True) for dtype in dtypes for way in ways]
     if given.against is not None:
         there = given.against.resolve()
-        lines += [Line(there, way, None, busy) for busy in (False, True) for way in ("command", *IMPORTS)]
+        lines += [Line(there, way, None, busy) for busy in (False, True) for way in ways]
+        lines.sort(key=lambda line: (line.busy, line.way))  # rivals one after the other
     found: dict[Line, list[dict[str, Any]]] = {line: [] for line in lines}
     for _ in range(given.rounds):
         for line in lines:
@@ -165,7 +172,7 @@ def timed(given: argparse.Namespace) -> None:
         print(
             f"{row['line']:58}{row['whole']:8.2f}{row['least']:8.2f}{text}{row['peak_mib']:7.0f}{row['others']:8.2f}{row['texts']:7}"
         )
-    if given.against is not None:
+    if given.against is not None and "command" in ways:
         for busy in (False, True):
             mine = found[Line(HERE, "command", dtypes[0], busy)]
             theirs = found[Line(given.against.resolve(), "command", None, busy)]

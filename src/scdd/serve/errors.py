@@ -147,7 +147,7 @@ def explain(errors: Sequence[Any], body: Any = None) -> tuple[str, str | None]:
     if field and number is not None and not inside and isinstance(body, dict) and isinstance(body.get(field), list):
         param = f"{field}[{number}]"
     match best["type"]:
-        case "string_too_short":
+        case "string_too_short" | "too_short" if best.get("input") == "":
             return f"{param} is empty: give at least a word.", param
         case "missing":
             return f"{param} is missing.", param
