@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from scdd.core.errors import UserError
+from scdd.core.errors import UserError, at
 from scdd.data.options import PairsOptions, ShardsOptions, TextOptions
 from scdd.models.count import FLOAT, HALF, Keeping, Parameters, Shape, matrices, parameters
 from scdd.models.options import DiTConfig, DiTOptions, LlamaConfig, LlamaOptions, PretrainedOptions, RotaryScaling
@@ -155,6 +155,8 @@ def _shape(spec: Recipe) -> tuple[Shape, int | None]:
         raise UserError(
             f"training.start_from {start} holds a network of kind {network}, whose costs are not known here."
         )
+    with at("model"):
+        values["depth"] = len(model.kept(values.get("depth") or 0))
     try:
         if network == "dit":
             return DiTConfig(**{**values, "causal": causal}), facts["vocab"]["size"]

@@ -44,13 +44,16 @@ from scdd.training.validate import validate
 
 if TYPE_CHECKING:
     from scdd.data.pairs import PairBlocks
+    from scdd.objectives.teacher import Distillation
 
 BUNDLED = Path(__file__).parent.parent / "assets" / "wiki"
 
 # -- the objective ----------------------------------------------------------------------------------------------
 
 
-def objective(spec: Recipe, vocab: Vocab, width: int = 0, noise: Noise | None = None) -> Objective:
+def objective(
+    spec: Recipe, vocab: Vocab, width: int = 0, noise: Noise | None = None, teacher: Distillation | None = None
+) -> Objective:
     """What is minimised; `width` is the network's, for objectives with a head of their own."""
     forward, options = make_process(spec.process, vocab, noise), spec.objective
     if isinstance(forward, Autoregressive):
@@ -60,7 +63,7 @@ def objective(spec: Recipe, vocab: Vocab, width: int = 0, noise: Noise | None = 
         head = QualityHead(width, generator=generator)
         return PrismObjective(forward, head, options)
     assert isinstance(options, ElboOptions)  # the recipe has checked that ar goes with ar
-    diffusion = DiffusionObjective(forward, options, compile=spec.training.compile)
+    diffusion = DiffusionObjective(forward, options, compile=spec.training.compile, teacher=teacher)
     if not options.ar_share:
         return diffusion
     from scdd.objectives.mixed import MixedObjective
@@ -178,7 +181,7 @@ def trainer(
     vocab, training = data.tokenizer.vocab, spec.training
     net, checkpoint = start_network(spec, run, data.tokenizer, own_network)
     noise = run_noise(spec.process, vocab, data.train, run, world)
-    minimised = own or objective(spec, vocab, net.width, noise)
+    minimised = own or objective(spec, vocab, net.width, noise, _teacher(spec, data, world))
     if checkpoint is not None:
         take_over(checkpoint, net, minimised, spec)
     require_fit(spec, net, minimised)
@@ -205,6 +208,16 @@ def trainer(
     checkpoints = Checkpoints(run, identity, world, training.keep_last, training.background_save)
     validation = _validation(spec, data, parallel)
     return Trainer(parallel, loader, checkpoints, training, spec.seed, validation)
+
+
+def _teacher(spec: Recipe, data: Corpus, world: World) -> Distillation | None:
+    options, training = spec.objective, spec.training
+    if not isinstance(options, ElboOptions) or options.teacher is None:
+        return None
+    from scdd.assemble.teacher import distillation  # few runs have one
+
+    dtype = torch.bfloat16 if training.precision == "bf16" else torch.float32
+    return distillation(options.teacher, data.tokenizer, world.device, dtype, training.compile)
 
 
 def _validation(spec: Recipe, data: Corpus, parallel: Parallel) -> Callable[[], Estimate] | None:
