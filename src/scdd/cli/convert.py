@@ -28,7 +28,9 @@ def convert(
     out: Annotated[Path, typer.Option(help="Folder for the converted model.")],
     weights: Annotated[
         str | None,
-        typer.Option(help="How to store them: float32, bfloat16 or int8; default: as the source has them, or float32."),
+        typer.Option(
+            help="How to store them: float32, bfloat16, int8 or int4; default: as the source has them, or float32."
+        ),
     ] = None,
     process: Annotated[
         str | None,
