@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 import scdd
+from scdd.bundle.folder import read
 from scdd.cli.main import main
 from tests import tiny
 
@@ -173,13 +175,15 @@ def test_speedrun(run: Run, shards: Path, tmp_path: Path, monkeypatch: pytest.Mo
     record = next(line for line in out.splitlines() if line.startswith("| "))
     assert float(record.split("|")[1]) <= 5.0  # seconds, of half a one
     assert scdd.load(tmp_path / "run").generate(steps=1, length=4)
+    trained = read(tmp_path / "run")
+    assert yaml.safe_load(trained.recipe)["training"]["steps"] == trained.step
     for more, why in ((["--rows", 6], "the data is another"), ([], "the data is another")):
         with pytest.raises(SystemExit, match=why):
             run("speedrun", *flags, *more, "--out", tmp_path / "other", "--write")
     with pytest.raises(SystemExit, match="exists: choose a new folder"):
         run("speedrun", *flags, "--out", tmp_path / "run")
     with pytest.raises(SystemExit, match="begins with random weights"):
-        run("speedrun", *flags, "--out", tmp_path / "other", "--set", "training.start_from=bundled")
+        run("speedrun", *flags, "--out", tmp_path / "other", "--set", "training.start_from=bundled", "--write")
     assert not (tmp_path / "other").exists()
     page, own = tmp_path / "page.md", (FOLDER.parent / "docs" / "speedrun.md").read_text(encoding="utf-8")
     page.write_text(own, encoding="utf-8")

@@ -124,6 +124,7 @@ def require_fit(spec: Recipe, net: Network, minimised: Objective) -> None:
         name
         for name, value in (
             ("objective.ar_share", getattr(spec.objective, "ar_share", 0)),
+            ("objective.ar_steps", getattr(spec.objective, "ar_steps", 0)),
             ("training.grow_attention", training.grow_attention),
         )
         if value

@@ -64,11 +64,11 @@ def objective(
         return PrismObjective(forward, head, options)
     assert isinstance(options, ElboOptions)  # the recipe has checked that ar goes with ar
     diffusion = DiffusionObjective(forward, options, compile=spec.training.compile, teacher=teacher)
-    if not options.ar_share:
+    if not options.ar_share and not options.ar_steps:
         return diffusion
     from scdd.objectives.mixed import MixedObjective
 
-    return MixedObjective(diffusion, options.ar_share)
+    return MixedObjective(diffusion, options.ar_share, options.ar_steps)
 
 
 # -- data -------------------------------------------------------------------------------------------------------

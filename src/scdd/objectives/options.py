@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Discriminator
 
 from scdd.core.errors import OptionError
-from scdd.core.options import Count, Options, Positive, ShareAboveZero, ShareBelowOne, Text
+from scdd.core.options import Amount, Count, Options, Positive, ShareAboveZero, ShareBelowOne, Text
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,9 @@ class ElboOptions(Options):
     ar_share: ShareBelowOne = 0.0
     """Share of the rows that are read left to right and predicted token by token instead: what a pretrained language model
     knew stays in practice. Needs a network of kind llama."""
+    ar_steps: Amount = 0
+    """Steps at the beginning in which every row is read left to right, where each token teaches something: a network that starts
+    from nothing learns its language faster so. Needs a network of kind llama."""
     teacher: TeacherOptions | None = None
     """Learn from another model's predictions besides; null: from the text alone."""
 
