@@ -186,9 +186,8 @@ def test_no_group_is_too_large_or_too_small_and_packing_twice_changes_nothing(va
     back, _, scale = groups(matrix)
     assert bool(back.isfinite().all())
     assert bool((scale != 0).all())
-    assert (
-        float((back - matrix).abs().amax()) <= 0.4 * float(matrix.abs().amax()) + 1e-38
-    )  # 2⁻¹²⁶ and below are rounded off
+    rounded_off = 1e-38  # 2⁻¹²⁶ and below
+    assert float((back - matrix).abs().amax()) <= 0.4 * float(matrix.abs().amax()) + rounded_off
     again, _, _ = groups(back)
     torch.testing.assert_close(again, back, rtol=1e-6, atol=1e-38)
 

@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=32)
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--looks", type=int, default=2)
-    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--batch-size", type=int, help="rows at a time; default: what suits")
     parser.add_argument("--device")
     parser.add_argument("--json", metavar="FILE", help="write the results there as JSON, too")
     args = parser.parse_args()

@@ -28,9 +28,8 @@ def test_the_tokens_that_a_text_uses_stay_and_any_text_comes_back() -> None:
     assert (small.mask_id, small.bos_id, small.eos_id) == tuple(
         kept.index(i) for i in (whole.mask_id, whole.bos_id, whole.eos_id)
     )
-    assert [kept[i] for i in small.encode(USED)] == whole.encode(
-        USED
-    )  # all of its tokens are there, so nothing changes
+    # all of its tokens are there, so nothing changes
+    assert [kept[i] for i in small.encode(USED)] == whole.encode(USED)
     for text in (USED, OTHER, tiny.TEXT):
         assert small.decode(small.encode(text)) == text
     assert len(small.encode(tiny.TEXT)) > len(whole.encode(tiny.TEXT))

@@ -122,6 +122,8 @@ def job_of(
     documents = bool(getattr(spec.data, "documents", False)) or (isinstance(spec.data, PairsOptions) and spec.data.pack)
     if documents:
         notices.append("attention has a mask of documents, whose speed was not measured")
+    if getattr(spec.objective, "teacher", None) is not None:
+        notices.append("objective.teacher is not counted: its weights in bfloat16 and a pass forward come on top")
     job = Job(shape, size, spec.data.length, training, documents, gpus, per_node, sharing)
     if gpus % job.shards:
         raise UserError(
