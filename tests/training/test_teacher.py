@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 import scdd
-from scdd.bundle.folder import Identity, read, write
+from scdd.bundle.folder import Identity, read, sha256_of, write
 from scdd.core.errors import UserError
 from scdd.models.llama import Llama
 from scdd.models.options import LlamaConfig
@@ -70,6 +71,13 @@ def test_a_student_is_made_taught_saved_and_needs_nobody_afterwards(tmp_path: Pa
     resumed = read(student(tmp_path, model, name="again"))
     assert resumed.step == 6
     assert all(torch.equal(whole[name], each) for name, each in resumed.weights.items())
+    assert resumed.extra["teacher"] == sha256_of(model / "model.safetensors")
+    kept = shutil.copytree(model, tmp_path / "kept")
+    write(model, read(kept), {name: each + 1 for name, each in read(kept).weights.items()})
+    with pytest.raises(UserError, match=r"was trained with \{'teacher': "):
+        student(tmp_path, model, "training.steps=8", name="again")
+    shutil.rmtree(model)
+    kept.rename(model)
     alone = read(student(tmp_path, model, "objective.teacher=null", name="alone")).weights
     assert any(not torch.equal(whole[name], each) for name, each in alone.items())
     assert resumed.network is not None
@@ -133,6 +141,6 @@ def test_only_noised_tokens_are_taught_and_reports_are_not_touched() -> None:
     z_t = seen[-1]
     p, q = (each.logits(z_t)[..., : vocab.mask_id].double().log_softmax(-1) for each in (other, own))
     kl = (p.exp() * (p - q)).sum(-1) * (z_t != tokens)
-    assert float(after.total - before.total) == pytest.approx(1.7 * float(kl.sum()) / 60, rel=1e-4)
+    assert float((after.total - before.total).detach()) == pytest.approx(1.7 * float(kl.sum().detach()) / 60, rel=1e-4)
     assert torch.equal(before.nats, after.nats)
     assert torch.equal(plain.evaluate(own, tokens, None, part).total, guided.evaluate(own, tokens, None, part).total)

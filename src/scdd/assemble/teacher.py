@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from scdd.bundle import folder as bundle
+from scdd.bundle.folder import Bundle
 from scdd.core.errors import UserError, at
 from scdd.data.tokenizer import TextTokenizer
 from scdd.models.compiled import compile_network
@@ -20,14 +21,15 @@ def distillation(
 ) -> Distillation:
     """The teacher in `dtype`, compiled where the run is; refused unless it reads both sides with the run's tokenizer."""
     with at("objective.teacher.source"):
-        network = _network(options.source, tokenizer).to(device=device, dtype=dtype)
+        found = bundle.read(options.source)
+        network = _network(options.source, found, tokenizer).to(device=device, dtype=dtype)
     if compile and device.type == "cuda":
         compile_network(network, fullgraph=network.whole_graph)
-    return Distillation(network, options)
+    file = found.folder / bundle.WEIGHTS if found.folder.is_dir() else found.folder
+    return Distillation(network, options, bundle.sha256_of(file) if file.is_file() else "")
 
 
-def _network(source: str, tokenizer: TextTokenizer) -> Network:
-    found = bundle.read(source)
+def _network(source: str, found: Bundle, tokenizer: TextTokenizer) -> Network:
     try:
         found.check(tokenizer.vocab, tokenizer.to_str() if found.tokenizer is not None else None)
     except UserError as error:
@@ -41,5 +43,8 @@ def _network(source: str, tokenizer: TextTokenizer) -> Network:
     network = make_network(description, found.vocab)
     if network.causal:
         raise UserError(f"{source} reads from left to right, and a teacher must see both sides: adapt it first.")
-    network.load_weights({name: each for name, each in found.weights.items() if not name.startswith("quality.")})
+    try:
+        network.load_weights({name: each for name, each in found.weights.items() if not name.startswith("quality.")})
+    except RuntimeError as error:
+        raise UserError(f"{source}'s weights do not fit its network: {bundle.CURE}.") from error
     return network.eval().requires_grad_(False)

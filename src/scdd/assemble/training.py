@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,7 +13,7 @@ from scdd.assemble.network import OwnNetwork, prepare, require_fit, start_networ
 from scdd.assemble.noise import run_noise
 from scdd.assemble.reading import settled
 from scdd.bundle.convert import Reading
-from scdd.bundle.folder import CHAT_TEMPLATE, FOREIGN, NOISE, Identity
+from scdd.bundle.folder import CHAT_TEMPLATE, FOREIGN, NOISE, TEACHER, Identity
 from scdd.core.errors import UserError, at
 from scdd.core.rng import derive_seed
 from scdd.core.types import Vocab
@@ -181,7 +181,8 @@ def trainer(
     vocab, training = data.tokenizer.vocab, spec.training
     net, checkpoint = start_network(spec, run, data.tokenizer, own_network)
     noise = run_noise(spec.process, vocab, data.train, run, world)
-    minimised = own or objective(spec, vocab, net.width, noise, _teacher(spec, data, world))
+    teacher = None if own is not None else _teacher(spec, data, world)
+    minimised = own or objective(spec, vocab, net.width, noise, teacher)
     if checkpoint is not None:
         take_over(checkpoint, net, minimised, spec)
     require_fit(spec, net, minimised)
@@ -196,7 +197,9 @@ def trainer(
         loader = Loader(blocks, training.batch_size, spec.seed, rank, world.device)
     # A process that is not the recipe's: checkpoints say so, and are not loaded without it.
     named = repr(minimised.process) == repr(make_process(spec.process, vocab, noise))
-    kept = {} if noise is None else {NOISE: noise.saved()}
+    kept: dict[str, Any] = {} if noise is None else {NOISE: noise.saved()}
+    if teacher is not None:
+        kept[TEACHER] = teacher.digest
     template = {} if data.chat_template is None else {CHAT_TEMPLATE: data.chat_template}
     identity = Identity(
         recipe=dumps(spec),

@@ -40,6 +40,7 @@ SCALE, SCALE4 = ":scale8", ":scale4"  # end a scale's name; no attribute of a mo
 GROUP, MIDDLE = 32, 8  # of 4-bit weights: columns that share a scale, and what is added to a code
 FOREIGN = "process"  # where `extra` notes a process that the recipe cannot name
 NOISE = "noise"  # where `extra` has the distribution of noise that is not uniform (`processes.noise`)
+TEACHER = "teacher"  # where `extra` has the SHA-256 of the weights that taught it
 CHAT_TEMPLATE = "chat_template"  # where `extra` has the model's Jinja template
 RECIPE, META, WEIGHTS, TOKENIZER = "recipe.yaml", "meta.json", "model.safetensors", "tokenizer.json"
 FILES = (RECIPE, META, WEIGHTS, TOKENIZER)

@@ -13,8 +13,9 @@ from scdd.ops.distil import Teacher
 class Distillation:
     """What a teacher says of a noised batch, for `ops.elbo`. It is not trained, saved or averaged."""
 
-    def __init__(self, network: Denoiser, options: TeacherOptions) -> None:
-        self.network, self.options = network, options
+    def __init__(self, network: Denoiser, options: TeacherOptions, digest: str = "") -> None:
+        """`digest` tells these weights from others: a run goes on under the teacher that it began with."""
+        self.network, self.options, self.digest = network, options, digest
 
     @torch.no_grad()
     def of(self, z_t: Tensor, t: Tensor, documents: Tensor | None, weight: Tensor) -> Teacher:
