@@ -118,7 +118,9 @@ def measured(trainer: Trainer, args: argparse.Namespace, tokenizer: Any) -> dict
     held = rows(open_stream([args.shards], tokenizer), tokenizer, LENGTH, args.rows)
     network: Any = trainer.module.network
     process: Any = trainer.objective.process
-    with trainer.average.swapped_in() if trainer.average is not None else nullcontext():
+    averaged = trainer.average.swapped_in() if trainer.average is not None else nullcontext()
+    # Rows and batches of other shapes than training's would be compiled for longer than they take.
+    with averaged, torch.compiler.set_stance("force_eager"):
         network.eval()
         found = likelihood(network, process, held.rows, NelboEstimator(None, LOOKS), batch_size=args.batch_size)
         network.train()
