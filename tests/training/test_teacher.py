@@ -113,6 +113,8 @@ def test_what_cannot_teach_is_refused_in_a_sentence(tmp_path: Path, model: Path)
         student(tmp_path, model, f"objective.teacher.source={tmp_path / 'other'}")
     with pytest.raises(UserError, match=r"model\.depth is 9, and the model has 4 blocks"):
         student(tmp_path, model, "model.depth=9")
+    with pytest.raises(UserError, match=r"objective\.ar_steps 6 is all of training\.steps 6"):
+        student(tmp_path, model, "objective.ar_steps=6")
     assert not (tmp_path / "run").exists()
 
 

@@ -139,6 +139,11 @@ def require_fit(spec: Recipe, net: Network, minimised: Objective) -> None:
             f"objective.ar_share {getattr(spec.objective, 'ar_share', 0):g} of training.batch_size {training.batch_size} is "
             "every row, which leaves none to diffuse: choose a smaller share, or a larger batch."
         )
+    if getattr(spec.objective, "ar_steps", 0) >= training.steps:
+        raise UserError(
+            f"objective.ar_steps {getattr(spec.objective, 'ar_steps', 0)} is all of training.steps {training.steps}, so that nothing is "
+            "ever diffused: choose fewer."
+        )
     if training.recompute and not hasattr(net, "recompute"):
         raise UserError(
             "training.recompute needs a network of kind dit or llama: switch it off, or use a smaller micro_batch_size."

@@ -40,7 +40,8 @@ def _network(source: str, found: Bundle, tokenizer: TextTokenizer) -> Network:
     description = found.network
     if description is None or description.get("kind") == GIVEN or (found.hub and description.get("kind") == "import"):
         raise UserError(f"{source} does not describe its network, or by code that is not run: name another teacher.")
-    network = make_network(description, found.vocab)
+    with torch.device("meta"):  # nothing is drawn only to be written over
+        network = make_network(description, found.vocab)
     if network.causal:
         raise UserError(f"{source} reads from left to right, and a teacher must see both sides: adapt it first.")
     try:
