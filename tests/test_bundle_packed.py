@@ -1,4 +1,4 @@
-"""Weights in bfloat16 and in 8 bits: what comes back, how far it may lie from what went in, and what is refused."""
+"""Weights in bfloat16, in 8 bits and in 4: what comes back, how far it may lie from what went in, and what is refused."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from scdd.bundle import packed
-from scdd.bundle.folder import SCALE, Identity, read, sha256_of, unpack, write
+from scdd.bundle.folder import GROUP, SCALE, SCALE4, Identity, read, sha256_of, unpack, write
 from scdd.bundle.packed import SMALLEST, TOP, largest_change, pack
 from scdd.core.errors import UserError
 from scdd.core.types import Vocab
@@ -141,6 +141,66 @@ def test_numbers_that_are_not_finite_are_refused(bad: float) -> None:
         pack({"output.weight": matrix}, "int8")
 
 
+# -- groups of four bits ------------------------------------------------------------------------------------------------
+
+
+def groups(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """A matrix in 4 bits and back: ŵ, codes two to a byte, scales."""
+    stored = pack({"w": matrix}, "int4")
+    return unpack(stored)["w"], stored["w"], stored["w" + SCALE4]
+
+
+def test_codes_and_scales_mean_what_the_format_says() -> None:
+    """ŵ[i, j] = scale[i, j // 32] · (nibble − 8), number by number."""
+    back, codes, scale = groups(randn(40, 128))
+    assert (codes.shape, codes.dtype) == ((40, 64), torch.uint8)
+    assert (scale.shape, scale.dtype) == ((40, 4), torch.bfloat16)
+    for i, j in ((0, 0), (3, 1), (17, 66), (39, 127)):
+        byte = int(codes[i, j // 2])
+        code = (byte >> 4 if j % 2 else byte & 15) - 8
+        assert float(back[i, j]) == float(scale[i, j // GROUP]) * code
+
+
+def test_each_group_has_the_best_of_its_scales() -> None:
+    """Against every scale of the list, tried one by one, and plain rounding to the largest number."""
+    matrix = randn(64, 64) * torch.logspace(-6, 3, 64)[:, None]
+    back, _, scale = groups(matrix)
+    for row, ours, kept in zip(matrix.double(), back.double(), scale.double(), strict=True):
+        for group, found, own in zip(row.split(GROUP), ours.split(GROUP), kept, strict=True):
+            full = float(group[group.abs().argmax()]) / -8
+            tried = [float(torch.tensor(full * cut).to(torch.bfloat16)) for cut in packed.CUTS4]
+            errors = [float(((group / s).round().clamp(-8, 7) * s - group).square().sum()) for s in tried]
+            assert float(own) in tried
+            assert float((found - group).square().sum()) == pytest.approx(min(errors), rel=1e-3)
+    error = (back - matrix).norm(dim=1) / matrix.norm(dim=1)
+    assert 0.05 < float(error.mean()) < 0.1
+
+
+@settings(max_examples=25)
+@given(
+    st.lists(st.floats(-(2.0**120), 2.0**120, width=32), min_size=GROUP, max_size=GROUP),
+    st.sampled_from([1.0, 2.0**-120, 2.0**-240]),
+)
+def test_no_group_is_too_large_or_too_small_and_packing_twice_changes_nothing(values: list[float], size: float) -> None:
+    matrix = (torch.tensor(values, dtype=torch.float64) * size).float().repeat(128, 1)
+    back, _, scale = groups(matrix)
+    assert bool(back.isfinite().all())
+    assert bool((scale != 0).all())
+    rounded_off = 1e-38  # 2⁻¹²⁶ and below
+    assert float((back - matrix).abs().amax()) <= 0.4 * float(matrix.abs().amax()) + rounded_off
+    again, _, _ = groups(back)
+    torch.testing.assert_close(again, back, rtol=1e-6, atol=1e-38)
+
+
+def test_tables_and_odd_widths_keep_eight_bits() -> None:
+    weights = {"table": randn(512, 64), "odd": randn(70, 100), "matrix": randn(511, 64), "small": randn(32, 32)}
+    stored = pack(weights, "int4")
+    assert {name for name in stored if name.endswith(SCALE4)} == {"matrix" + SCALE4}
+    assert {name for name in stored if name.endswith(SCALE)} == {"table" + SCALE, "odd" + SCALE}
+    assert torch.equal(stored["small"], weights["small"])
+    assert torch.equal(unpack(stored)["table"], unpack(pack(weights, "int8"))["table"])
+
+
 # -- whole models ------------------------------------------------------------------------------------------------------
 
 
@@ -159,7 +219,7 @@ def mixed() -> dict[str, Tensor]:
     }
 
 
-@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "int4"])
 def test_round_trip_through_a_folder(tmp_path: Path, kind: str) -> None:
     weights = mixed()
     folder = save(tmp_path / "run", weights, kind)
@@ -178,14 +238,17 @@ def test_round_trip_through_a_folder(tmp_path: Path, kind: str) -> None:
         elif kind == "bfloat16":
             assert (stored.dtype, back.dtype) == (torch.bfloat16, torch.float32)
             assert torch.equal(back, given.to(torch.bfloat16).float())
+        elif kind == "int4" and name in matrices:
+            assert (stored.dtype, back.dtype) == (torch.uint8, torch.float32)
+            assert 0.02 < float((back - given.float()).norm() / given.float().norm()) < 0.1
         elif name in matrices:
             assert (stored.dtype, back.dtype) == (torch.int8, torch.float32)
             assert 1e-4 < float((back - given.float()).norm() / given.float().norm()) < 0.01
         else:
             assert (stored.dtype, back.dtype) == (torch.float32, torch.float32)
             assert torch.equal(back, given)
-    scales = {name for name in file if name.endswith(SCALE)}
-    assert scales == ({name + SCALE for name in matrices} if kind == "int8" else set())
+    scales, ends = {name for name in file if ":" in name}, {"int8": SCALE, "int4": SCALE4}
+    assert scales == ({name + ends[kind] for name in matrices} if kind in ends else set())
 
 
 def test_logits_in_8_bits_stay_near_and_broken_scales_do_not(tmp_path: Path) -> None:
@@ -253,21 +316,21 @@ def test_a_folder_older_than_the_question_loads(tmp_path: Path) -> None:
     assert found.weights["half.weight"].dtype == torch.bfloat16  # as it was, not unpacked
 
 
-@pytest.mark.parametrize("kind", ["int4", 7, ["int8"]])
+@pytest.mark.parametrize("kind", ["int2", 7, ["int8"]])
 def test_an_unknown_kind_asks_for_an_upgrade(tmp_path: Path, kind: object) -> None:
     folder = save(tmp_path / "run", mixed(), "int8")
     change_meta(folder, weights=kind)
-    with pytest.raises(UserError, match=r"reads float32, bfloat16, int8: upgrade scdd"):
+    with pytest.raises(UserError, match=r"reads float32, bfloat16, int8, int4: upgrade scdd"):
         read(folder)
 
 
 def test_an_unknown_kind_is_not_written(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match='"int4": choose one of float32, bfloat16, int8'):
-        save(tmp_path / "run", mixed(), "int4")
+    with pytest.raises(UserError, match='"int2": choose one of float32, bfloat16, int8, int4'):
+        save(tmp_path / "run", mixed(), "int2")
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("kind", ["bfloat16", "int8"])
+@pytest.mark.parametrize("kind", ["bfloat16", "int8", "int4"])
 def test_damage_is_noticed(tmp_path: Path, kind: str) -> None:
     file = save(tmp_path / "run", mixed(), kind) / "model.safetensors"
     content = bytearray(file.read_bytes())
@@ -287,21 +350,44 @@ def test_damage_is_noticed(tmp_path: Path, kind: str) -> None:
         ("large.weight" + SCALE, torch.ones(95), "large.weight has no scale for each of its rows"),
         ("large.weight" + SCALE, torch.ones(96, 1), "large.weight has no scale for each of its rows"),
         ("large.weight", None, "large.weight:scale8 belongs to no weight"),
+        ("large.weight" + SCALE4, torch.ones(96, 1), "large.weight has no scale for each of its groups"),
+        ("large.weight" + SCALE4, torch.ones(96, 2, dtype=torch.int64), "large.weight has no scale for each of its"),
+        ("large.weight" + SCALE4, torch.ones(96), "large.weight has no scale for each of its groups"),
+        ("large.weight", torch.ones(96, dtype=torch.uint8), "large.weight has no scale for each of its groups"),
+        ("large.weight", torch.ones(96, 33, dtype=torch.uint8), "large.weight has no scale for each of its groups"),
+        ("large.weight", None, "large.weight:scale4 belongs to no weight"),
     ],
 )
 def test_a_weight_without_its_scale_is_not_taken_for_numbers(
     tmp_path: Path, name: str, value: Tensor | None, message: str
 ) -> None:
-    folder = save(tmp_path / "run", mixed(), "int8")
+    four = "scale4" in name + message or "groups" in message
+    folder = save(tmp_path / "run", mixed(), "int4" if four else "int8")
     tensors = {k: v for k, v in load_file(folder / "model.safetensors").items() if k != name}
     replace_tensors(folder, tensors if value is None else tensors | {name: value})
     with pytest.raises(UserError, match=rf"model\.safetensors is damaged \({message}"):
         read(folder)
 
 
-@pytest.mark.parametrize("kind", ["bfloat16", "int8"])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_scales_that_are_no_numbers_are_refused(tmp_path: Path, value: float) -> None:
+    folder = save(tmp_path / "run", mixed(), "int4")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["large.weight" + SCALE4][3, 1] = value
+    replace_tensors(folder, tensors)
+    with pytest.raises(UserError, match=r"holds numbers that are not finite \(large\.weight\)"):
+        read(folder)
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "int8", "int4"])
 @pytest.mark.parametrize(
-    "weights", [{"w": torch.ones(64, 64), "w" + SCALE: torch.ones(64)}, {"w": torch.ones(2, dtype=torch.int8)}]
+    "weights",
+    [
+        {"w": torch.ones(64, 64), "w" + SCALE: torch.ones(64)},
+        {"w": torch.ones(64, 64), "w" + SCALE4: torch.ones(64)},
+        {"w": torch.ones(2, dtype=torch.int8)},
+        {"w": torch.ones(2, dtype=torch.uint8)},
+    ],
 )
 def test_names_and_types_that_packing_needs_are_refused(kind: str, weights: dict[str, Tensor]) -> None:
     with pytest.raises(UserError, match="looks like a packed weight already"):

@@ -252,7 +252,7 @@ def test_raw_weights_and_kinds_of_storage(convert: Convert, tmp_path: Path) -> N
     assert "--force" in err
     assert convert(file, "--out", tmp_path / "raw", "--force")[0] == 0
     assert float(read(tmp_path / "raw").weights["embedding.weight"].abs().max()) > 0
-    assert convert(file, "--out", tmp_path / "x", "--weights", "int4")[0] == 2
+    assert convert(file, "--out", tmp_path / "x", "--weights", "int2")[0] == 2
     assert "none: convert again with --tokenizer" in convert(file, "--out", tmp_path / "y")[1]
 
 

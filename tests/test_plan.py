@@ -34,6 +34,7 @@ from scdd.training.optim import MovingAverage, Optimiser
 PRETRAINED = {
     "adapt/llama": ["model={kind: llama, size: smollm2-360m}"],
     "adapt/smollm2-135m": ["model={kind: llama, size: smollm2-135m}"],
+    "adapt/student": ["model={kind: llama, size: smollm2-135m}"],
 }
 """Shipped recipes whose parent is not in the package, with a parent's shape."""
 SMALL = (
@@ -56,6 +57,13 @@ def test_parameters_of_every_shipped_recipe(name: str) -> None:
         net = make_network(said, Vocab(made.job.vocab, made.job.vocab - 1))
     assert made.job.parameters.total == sum(p.numel() for p in net.parameters())
     assert made.job.parameters.blocks == sum(p.numel() for layer in net.layers() for p in layer.parameters())
+
+
+def test_a_student_has_the_blocks_that_it_keeps_and_its_teacher_is_named() -> None:
+    changes = ["training.start_from=bundled", "data.path=nowhere"]
+    whole, small = (job_of(load("adapt/student", [*changes, f"model.depth={n}"])) for n in ("null", "3"))
+    assert small[0].parameters.blocks * 7 == whole[0].parameters.blocks * 3
+    assert any("objective.teacher is not counted" in notice for notice in small[2])
 
 
 @pytest.mark.parametrize("muon", ["null", "0.02"])

@@ -13,7 +13,10 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
+import scdd
+from scdd.bundle.folder import read
 from scdd.cli.main import main
 from tests import tiny
 
@@ -150,6 +153,44 @@ def test_time_sampling(run: Run, shards: Path, tmp_path: Path) -> None:
         assert row(out, f"{name}:")
     curves = finite(tmp_path / "time_sampling.json")["curves"]
     assert [len(points) for points in curves.values()] == [2] * 5
+
+
+def test_speedrun(run: Run, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = (
+        "data.length=16", "training.batch_size=4", "training.compile=false", "training.precision=float32",
+        "training.warmup_steps=1", "model={kind: dit, size: custom, depth: 1, width: 16, heads: 2}",
+    )  # fmt: skip
+    flags = [
+        shards,
+        "--seconds",
+        0.5,
+        "--device",
+        "cpu",
+        "--note",
+        "a | try",
+        *(f for s in small for f in ("--set", s)),
+    ]
+    out = run("speedrun", *flags, "--rows", 6, "--out", tmp_path / "run")
+    assert re.search(r"step (\d+)/\1 ", out)  # the schedule's end and the last step are the same
+    record = next(line for line in out.splitlines() if line.startswith("| "))
+    assert float(record.split("|")[1]) <= 5.0  # seconds, of half a one
+    assert scdd.load(tmp_path / "run").generate(steps=1, length=4)
+    trained = read(tmp_path / "run")
+    assert yaml.safe_load(trained.recipe)["training"]["steps"] == trained.step
+    for more, why in ((["--rows", 6], "the data is another"), ([], "the data is another")):
+        with pytest.raises(SystemExit, match=why):
+            run("speedrun", *flags, *more, "--out", tmp_path / "other", "--write")
+    with pytest.raises(SystemExit, match="exists: choose a new folder"):
+        run("speedrun", *flags, "--out", tmp_path / "run")
+    with pytest.raises(SystemExit, match="begins with random weights"):
+        run("speedrun", *flags, "--out", tmp_path / "other", "--set", "training.start_from=bundled", "--write")
+    assert not (tmp_path / "other").exists()
+    page, own = tmp_path / "page.md", (FOLDER.parent / "docs" / "speedrun.md").read_text(encoding="utf-8")
+    page.write_text(own, encoding="utf-8")
+    runpy.run_path(str(FOLDER / "speedrun.py"))["record"](page, record)
+    assert page.read_text(encoding="utf-8").replace(f"{record}\n", "") == own
+    before = page.read_text(encoding="utf-8").partition(record)[0].rstrip().splitlines()[-1]
+    assert before.startswith("| 156 |")
 
 
 @pytest.mark.parametrize("lone", [False, True])

@@ -69,6 +69,25 @@ def test_each_loss_on_its_rows(network: Llama, tokens: torch.Tensor) -> None:
     assert mixed.tokens.sum() == 6 * LENGTH
 
 
+def test_the_first_steps_are_read_and_then_it_begins(network: Llama, tokens: torch.Tensor) -> None:
+    """Steps 0 to 4 are the autoregressive objective's alone, from 5 on it is as if they had not been."""
+    mixed, told = MixedObjective(diffusion(), 0.25, first=5), []
+    mixed.diffusion.end_step = lambda reduce: told.append(mixed._step)  # type: ignore[method-assign]
+    for step in (0, 4, 5, 9):
+        whole = BatchSlice(3, step, 0, TOTAL, TOTAL)
+        found = mixed.loss(network, tokens, None, whole)
+        mixed.end_step(lambda sums: None)
+        if step < 5:
+            read = ArObjective(Autoregressive(VOCAB)).loss(Causally(network), tokens, None, whole)
+            assert torch.equal(found.total, read.total)
+            assert found.nats.numel() == 0
+        else:
+            assert torch.equal(found.total, MixedObjective(diffusion(), 0.25).loss(network, tokens, None, whole).total)
+        halves = [mixed.loss(network, tokens[r], None, p).total for r, p in whole.micro_batches(3)]
+        torch.testing.assert_close(sum(halves), found.total)
+    assert told == [5, 9]
+
+
 def test_given_tokens_are_given_to_both(network: Llama, tokens: torch.Tensor, learnt: Learnt) -> None:
     """Each loss is told of its own rows' tokens, and both are shares of the mean over all that are learnt."""
     whole, documents = BatchSlice(3, 5, 0, TOTAL, TOTAL), torch.tensor([[0, 0, 0, 1, 1, -1]] * TOTAL)

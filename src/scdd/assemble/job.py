@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from scdd.core.errors import UserError
+from scdd.core.errors import UserError, at
 from scdd.data.options import PairsOptions, ShardsOptions, TextOptions
 from scdd.models.count import FLOAT, HALF, Keeping, Parameters, Shape, matrices, parameters
 from scdd.models.options import DiTConfig, DiTOptions, LlamaConfig, LlamaOptions, PretrainedOptions, RotaryScaling
@@ -122,6 +122,8 @@ def job_of(
     documents = bool(getattr(spec.data, "documents", False)) or (isinstance(spec.data, PairsOptions) and spec.data.pack)
     if documents:
         notices.append("attention has a mask of documents, whose speed was not measured")
+    if getattr(spec.objective, "teacher", None) is not None:
+        notices.append("objective.teacher is not counted: its weights in bfloat16 and a pass forward come on top")
     job = Job(shape, size, spec.data.length, training, documents, gpus, per_node, sharing)
     if gpus % job.shards:
         raise UserError(
@@ -155,6 +157,8 @@ def _shape(spec: Recipe) -> tuple[Shape, int | None]:
         raise UserError(
             f"training.start_from {start} holds a network of kind {network}, whose costs are not known here."
         )
+    with at("model"):
+        values["depth"] = len(model.kept(values.get("depth") or 0))
     try:
         if network == "dit":
             return DiTConfig(**{**values, "causal": causal}), facts["vocab"]["size"]

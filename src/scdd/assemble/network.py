@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -62,10 +63,24 @@ def start_network(
                 f"training.start_from {start}: its network would run the code of {checkpoint.network.get('target')} on this "
                 "machine; name that in the model section, kind import, if you trust it."
             )
-        changed = {**checkpoint.network, **({"causal": causal} if ours else {})}
-        return _rebuilt(checkpoint.folder, changed, vocab), checkpoint
+        changed, checkpoint = _kept(spec.model, checkpoint.network, checkpoint)
+        return _rebuilt(checkpoint.folder, {**changed, **({"causal": causal} if ours else {})}, vocab), checkpoint
     bias = checkpoint is not None and "output.input_bias" in checkpoint.weights
     return network(spec, vocab, **({"input_bias": True} if bias else {})), checkpoint
+
+
+def _kept(
+    model: PretrainedOptions, description: Mapping[str, Any], checkpoint: Bundle
+) -> tuple[Mapping[str, Any], Bundle]:
+    """The network's description and its weights, without the blocks that the recipe leaves out."""
+    if model.depth is None and model.layers is None:
+        return description, checkpoint
+    from scdd.models.shrink import fewer_layers  # few runs need it
+
+    with at("model"):
+        kept = model.kept(description.get("depth") or 0)
+    smaller, weights = fewer_layers(description, checkpoint.weights, kept)
+    return smaller, replace(checkpoint, weights=weights)
 
 
 def _rebuilt(place: Path, description: Mapping[str, Any], vocab: Vocab) -> Network:
@@ -109,6 +124,7 @@ def require_fit(spec: Recipe, net: Network, minimised: Objective) -> None:
         name
         for name, value in (
             ("objective.ar_share", getattr(spec.objective, "ar_share", 0)),
+            ("objective.ar_steps", getattr(spec.objective, "ar_steps", 0)),
             ("training.grow_attention", training.grow_attention),
         )
         if value
@@ -122,6 +138,11 @@ def require_fit(spec: Recipe, net: Network, minimised: Objective) -> None:
         raise UserError(
             f"objective.ar_share {getattr(spec.objective, 'ar_share', 0):g} of training.batch_size {training.batch_size} is "
             "every row, which leaves none to diffuse: choose a smaller share, or a larger batch."
+        )
+    if getattr(spec.objective, "ar_steps", 0) >= training.steps:
+        raise UserError(
+            f"objective.ar_steps {getattr(spec.objective, 'ar_steps', 0)} is all of training.steps {training.steps}, so that nothing is "
+            "ever diffused: choose fewer."
         )
     if training.recompute and not hasattr(net, "recompute"):
         raise UserError(

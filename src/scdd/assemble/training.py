@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,7 +13,7 @@ from scdd.assemble.network import OwnNetwork, prepare, require_fit, start_networ
 from scdd.assemble.noise import run_noise
 from scdd.assemble.reading import settled
 from scdd.bundle.convert import Reading
-from scdd.bundle.folder import CHAT_TEMPLATE, FOREIGN, NOISE, Identity
+from scdd.bundle.folder import CHAT_TEMPLATE, FOREIGN, NOISE, TEACHER, Identity
 from scdd.core.errors import UserError, at
 from scdd.core.rng import derive_seed
 from scdd.core.types import Vocab
@@ -44,13 +44,16 @@ from scdd.training.validate import validate
 
 if TYPE_CHECKING:
     from scdd.data.pairs import PairBlocks
+    from scdd.objectives.teacher import Distillation
 
 BUNDLED = Path(__file__).parent.parent / "assets" / "wiki"
 
 # -- the objective ----------------------------------------------------------------------------------------------
 
 
-def objective(spec: Recipe, vocab: Vocab, width: int = 0, noise: Noise | None = None) -> Objective:
+def objective(
+    spec: Recipe, vocab: Vocab, width: int = 0, noise: Noise | None = None, teacher: Distillation | None = None
+) -> Objective:
     """What is minimised; `width` is the network's, for objectives with a head of their own."""
     forward, options = make_process(spec.process, vocab, noise), spec.objective
     if isinstance(forward, Autoregressive):
@@ -60,12 +63,12 @@ def objective(spec: Recipe, vocab: Vocab, width: int = 0, noise: Noise | None = 
         head = QualityHead(width, generator=generator)
         return PrismObjective(forward, head, options)
     assert isinstance(options, ElboOptions)  # the recipe has checked that ar goes with ar
-    diffusion = DiffusionObjective(forward, options, compile=spec.training.compile)
-    if not options.ar_share:
+    diffusion = DiffusionObjective(forward, options, compile=spec.training.compile, teacher=teacher)
+    if not options.ar_share and not options.ar_steps:
         return diffusion
     from scdd.objectives.mixed import MixedObjective
 
-    return MixedObjective(diffusion, options.ar_share)
+    return MixedObjective(diffusion, options.ar_share, options.ar_steps)
 
 
 # -- data -------------------------------------------------------------------------------------------------------
@@ -178,7 +181,8 @@ def trainer(
     vocab, training = data.tokenizer.vocab, spec.training
     net, checkpoint = start_network(spec, run, data.tokenizer, own_network)
     noise = run_noise(spec.process, vocab, data.train, run, world)
-    minimised = own or objective(spec, vocab, net.width, noise)
+    teacher = None if own is not None else _teacher(spec, data, world)
+    minimised = own or objective(spec, vocab, net.width, noise, teacher)
     if checkpoint is not None:
         take_over(checkpoint, net, minimised, spec)
     require_fit(spec, net, minimised)
@@ -193,7 +197,9 @@ def trainer(
         loader = Loader(blocks, training.batch_size, spec.seed, rank, world.device)
     # A process that is not the recipe's: checkpoints say so, and are not loaded without it.
     named = repr(minimised.process) == repr(make_process(spec.process, vocab, noise))
-    kept = {} if noise is None else {NOISE: noise.saved()}
+    kept: dict[str, Any] = {} if noise is None else {NOISE: noise.saved()}
+    if teacher is not None:
+        kept[TEACHER] = teacher.digest
     template = {} if data.chat_template is None else {CHAT_TEMPLATE: data.chat_template}
     identity = Identity(
         recipe=dumps(spec),
@@ -205,6 +211,16 @@ def trainer(
     checkpoints = Checkpoints(run, identity, world, training.keep_last, training.background_save)
     validation = _validation(spec, data, parallel)
     return Trainer(parallel, loader, checkpoints, training, spec.seed, validation)
+
+
+def _teacher(spec: Recipe, data: Corpus, world: World) -> Distillation | None:
+    options, training = spec.objective, spec.training
+    if not isinstance(options, ElboOptions) or options.teacher is None:
+        return None
+    from scdd.assemble.teacher import distillation  # few runs have one
+
+    dtype = torch.bfloat16 if training.precision == "bf16" else torch.float32
+    return distillation(options.teacher, data.tokenizer, world.device, dtype, training.compile)
 
 
 def _validation(spec: Recipe, data: Corpus, parallel: Parallel) -> Callable[[], Estimate] | None:

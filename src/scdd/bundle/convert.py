@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,6 +50,22 @@ def convert(source: str | Path, out: str | Path, *, kind: str | None = None, tol
     """Write the model at `source` as a bundle at `out`, its weights stored as `kind` says, or as its files have them."""
     found = bundle.read(source, told=told)
     return bundle.write(out, found, found.weights, kind=kind or found.kind)
+
+
+def trimmed(found: Bundle, texts: Iterable[str], size: int) -> Bundle:
+    """The same model with the `size` ids that `texts` use most, and their rows of embedding and head."""
+    if found.tokenizer is None or found.network is None:
+        raise UserError(f"{found.folder} has no tokenizer, or does not say its network: vocab_size needs both.")
+    if found.network.get("kind", "dit") not in ("dit", "llama") or bundle.NOISE in found.extra:
+        raise UserError(
+            f"{found.folder} has a network of another kind than dit and llama, or noise that is not uniform: leave vocab_size out."
+        )
+    from scdd.data.trim import trimmed as smaller
+    from scdd.models.shrink import fewer_ids
+
+    tokenizer, kept = smaller(TextTokenizer(found.tokenizer), texts, size)
+    weights = fewer_ids(found.network, found.weights, found.vocab, tokenizer.vocab, kept)
+    return replace(found, vocab=tokenizer.vocab, tokenizer=tokenizer.to_str(), weights=weights)
 
 
 class Reading(NamedTuple):

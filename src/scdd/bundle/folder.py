@@ -34,11 +34,13 @@ if TYPE_CHECKING:
 SCHEMA = 1
 BUNDLED = "bundled"
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
-KINDS = ("float32", "bfloat16", "int8")
+KINDS = ("float32", "bfloat16", "int8", "int4")
 FORMAT = {"format": "pt"}  # in the header of the weights, where transformers asks for it
-SCALE = ":scale8"  # ends a scale's name; no attribute of a module can be spelled with a colon
+SCALE, SCALE4 = ":scale8", ":scale4"  # end a scale's name; no attribute of a module can be spelled with a colon
+GROUP, MIDDLE = 32, 8  # of 4-bit weights: columns that share a scale, and what is added to a code
 FOREIGN = "process"  # where `extra` notes a process that the recipe cannot name
 NOISE = "noise"  # where `extra` has the distribution of noise that is not uniform (`processes.noise`)
+TEACHER = "teacher"  # where `extra` has the SHA-256 of the weights that taught it
 CHAT_TEMPLATE = "chat_template"  # where `extra` has the model's Jinja template
 RECIPE, META, WEIGHTS, TOKENIZER = "recipe.yaml", "meta.json", "model.safetensors", "tokenizer.json"
 FILES = (RECIPE, META, WEIGHTS, TOKENIZER)
@@ -101,7 +103,7 @@ def write(
 ) -> Path:
     """Write a bundle; an older one of that name stays loadable until the new one is complete.
 
-    `kind` is how the weights are stored: as they are, or rounded to "bfloat16" or "int8" (`packed.pack`). `more` is
+    `kind` is how the weights are stored: as they are, or rounded to "bfloat16", "int8" or "int4" (`packed.pack`). `more` is
     called with the temporary folder before anything is renamed, to put further files (`resume/`) under the same
     guarantee.
     """
@@ -286,16 +288,28 @@ def unpack(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What `pack` was given, rounded, in float32 and under its own names; ValueError where a part is missing."""
     weights: dict[str, Tensor] = {}
     for name, stored in tensors.items():
+        own, colon, kind = name.rpartition(":")
         if stored.dtype == torch.int8:
             scale = tensors.get(name + SCALE)
             if stored.dim() != 2 or scale is None or scale.shape != stored.shape[:1]:
                 raise ValueError(f"{name} has no scale for each of its rows")
             weights[name] = stored.float().mul_(scale[:, None])
-        elif not name.endswith(SCALE):
+        elif stored.dtype == torch.uint8 and name + SCALE4 in tensors:
+            weights[name] = _of_four_bits(name, stored, tensors[name + SCALE4])
+        elif colon + kind not in (SCALE, SCALE4):
             weights[name] = stored.float() if stored.is_floating_point() else stored
-        elif name.removesuffix(SCALE) not in tensors:
+        elif own not in tensors:
             raise ValueError(f"{name} belongs to no weight")
     return weights
+
+
+def _of_four_bits(name: str, stored: Tensor, scale: Tensor) -> Tensor:
+    """Float32 [R, C] of codes [R, C/2] and the scales of their groups."""
+    groups = (stored.shape[0], 2 * stored.shape[1] // GROUP) if stored.dim() == 2 else ()
+    if not groups or 2 * stored.shape[1] % GROUP or scale.shape != groups or not scale.is_floating_point():
+        raise ValueError(f"{name} has no scale for each of its groups")
+    codes = torch.stack((stored & 15, stored >> 4), dim=-1).view(*groups, GROUP)
+    return codes.float().sub_(MIDDLE).mul_(scale.float()[..., None]).view(stored.shape[0], -1)
 
 
 def meta(folder: Path) -> dict[str, Any]:

@@ -28,7 +28,9 @@ def convert(
     out: Annotated[Path, typer.Option(help="Folder for the converted model.")],
     weights: Annotated[
         str | None,
-        typer.Option(help="How to store them: float32, bfloat16 or int8; default: as the source has them, or float32."),
+        typer.Option(
+            help="How to store them: float32, bfloat16, int8 or int4; default: as the source has them, or float32."
+        ),
     ] = None,
     process: Annotated[
         str | None,
@@ -43,6 +45,13 @@ def convert(
     ema: Annotated[
         bool, typer.Option(help="Take the averaged weights of the authors' checkpoints, or the raw.")
     ] = True,
+    vocab_size: Annotated[
+        int | None,
+        typer.Option(help="Keep only so many ids, those that --vocab-text uses most; of byte-pair tokenizers."),
+    ] = None,
+    vocab_text: Annotated[
+        list[str] | None, typer.Option(metavar="FILE", help="Text to choose them by, as prepare reads it; repeatable.")
+    ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Replace a model in --out; its other files, README.md too, stay.")
     ] = False,
@@ -54,17 +63,24 @@ def convert(
     """
     from safetensors import SafetensorError
 
-    from scdd.bundle.convert import Told
+    from scdd.bundle.convert import Told, trimmed
     from scdd.bundle.folder import KINDS, read, write
     from scdd.cli.export import copy_files, kept_files
     from scdd.data.tokenizer import TextTokenizer
 
     if weights is not None and weights not in KINDS:
         raise UserError(f"--weights {weights} is not known: choose one of {', '.join(KINDS)}.")
+    if (vocab_size is None) != (not vocab_text):
+        raise UserError("--vocab-size and --vocab-text go together: so many ids, and a text to choose them by.")
     kept = kept_files(out, force)
     own = None if tokenizer is None else TextTokenizer.load(tokenizer)
     with _shown(f"reading {source}"):
         found = read(source, told=Told(process=process, tokenizer=own, ema=ema))
+    if vocab_size is not None and vocab_text:
+        from scdd.data.corpus import discover, documents
+
+        with _shown("counting tokens"):
+            found = trimmed(found, documents(discover(vocab_text)), vocab_size)
     kind = weights or found.kind
     try:
         with _shown(f"writing {out}"):

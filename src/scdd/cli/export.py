@@ -23,7 +23,10 @@ def export(
     ],
     out: Annotated[Path, typer.Option(help="Folder for the exported model.")],
     weights: Annotated[
-        str, typer.Option(help="How to store them: bfloat16 (half the bytes), int8 (a quarter) or float32.")
+        str,
+        typer.Option(
+            help="How to store them: bfloat16 (half the bytes), int8 (a quarter), int4 (a seventh) or float32."
+        ),
     ] = "bfloat16",
     force: Annotated[
         bool, typer.Option("--force", help="Replace a model in --out; its other files, README.md too, stay.")

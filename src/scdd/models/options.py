@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib import import_module
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from annotated_types import Interval
 from pydantic import Discriminator
 
 from scdd.core.errors import OptionError, UserError, reason
-from scdd.core.options import Count, Options, Positive, Text
+from scdd.core.options import Amount, Count, Options, Positive, Text
 
 if TYPE_CHECKING:
     import torch
@@ -297,6 +298,33 @@ class PretrainedOptions(Options):
     """The network that training.start_from holds, whatever its kind and shape; causal or not as the process needs it."""
 
     kind: Literal["pretrained"] = field(default="pretrained", kw_only=True, repr=False)
+    depth: Depth | None = None
+    """Keep so many of its blocks, evenly chosen, the first and the last among them; null: all."""
+    layers: tuple[Amount, ...] | None = None
+    """Keep exactly these of its blocks, numbered from 0, in ascending order."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.layers is None:
+            return
+        if self.depth is not None:
+            raise OptionError("depth and layers both say which blocks are kept: set one to null.", "depth")
+        if not self.layers or any(a >= b for a, b in pairwise(self.layers)):
+            raise OptionError(
+                f"layers is {list(self.layers)}: name some blocks, each once, in ascending order.", "layers"
+            )
+
+    def kept(self, depth: int) -> tuple[int, ...]:
+        """The blocks that are kept of `depth`."""
+        last = depth - 1
+        if self.layers is not None:
+            if self.layers[-1] > last:
+                raise OptionError(f"layers names block {self.layers[-1]}, and the model has 0 to {last}.", "layers")
+            return self.layers
+        count = self.depth or depth
+        if count > depth:
+            raise OptionError(f"depth is {count}, and the model has {depth} blocks: choose fewer.", "depth")
+        return tuple((2 * i * last + count - 1) // (2 * max(1, count - 1)) for i in range(count))
 
 
 ModelOptions = Annotated[DiTOptions | LlamaOptions | ImportOptions | PretrainedOptions, Discriminator("kind")]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
@@ -15,6 +17,9 @@ from scdd.objectives.options import DENSITIES, ElboOptions
 from scdd.objectives.times import Density, Times, TimeSampler, nelbo_densities
 from scdd.ops.elbo import elbo
 from scdd.processes.base import Process
+
+if TYPE_CHECKING:
+    from scdd.objectives.teacher import Distillation
 
 
 class DiffusionObjective(Objective):
@@ -33,9 +38,10 @@ class DiffusionObjective(Objective):
         density: Density | None = None,
         impl: str = "auto",
         compile: bool = False,
+        teacher: Distillation | None = None,
     ) -> None:
-        """`density` is a law of times of your own, in place of the options'."""
-        self.process, self.options, self.impl = process, options, impl
+        """`density` is a law of times of your own, in place of the options'; `teacher` the model that they name."""
+        self.process, self.options, self.impl, self.teacher = process, options, impl, teacher
         kind, values = component(options.times, DENSITIES)
         self.times = TimeSampler(density or kind(**values), options.steps)
         self.reported = TimeSampler(nelbo_densities(process).alone, options.steps)
@@ -62,7 +68,7 @@ class DiffusionObjective(Objective):
     ) -> Loss:
         """The training loss at times drawn for this part."""
         times = self.times.draw(part, tokens.device)
-        loss = self._at(network, tokens, documents, part, learnt, times, self.options.weighting)
+        loss = self._at(network, tokens, documents, part, learnt, times, learning=True)
         self.times.density.observe(times, loss.nats / (times.weight * loss.tokens).clamp(min=1e-300))
         return loss
 
@@ -76,7 +82,7 @@ class DiffusionObjective(Objective):
     ) -> Loss:
         """An unbiased draw of the NELBO; where tokens are given, of the others' given those."""
         times = self.reported.draw(part, tokens.device)
-        return self._at(network, tokens, documents, part, learnt, times, "elbo")
+        return self._at(network, tokens, documents, part, learnt, times, learning=False)
 
     def _at(
         self,
@@ -86,8 +92,9 @@ class DiffusionObjective(Objective):
         part: BatchSlice,
         learnt: Learnt | None,
         times: Times,
-        weighting: str,
+        learning: bool,
     ) -> Loss:
+        weighting = self.options.weighting if learning else "elbo"
         prepare = self._compiled if self._compiled is not None and tokens.is_cuda else self._noised
         source = part.keyed("corrupt", tokens.device)
         numbers = uniforms(tokens.shape, source), self.process.noise_numbers(tokens.shape, source)
@@ -95,10 +102,15 @@ class DiffusionObjective(Objective):
         real = counted(tokens, documents, learnt)
         z_t, rows = prepare(tokens, real, times, numbers, positions, weighting)
         # Given tokens have rows of their noised state too, of weight 0 as padding has: no coefficient is out of its range.
-        hidden = network.hidden(shown(z_t, tokens, learnt), times.t, documents)
+        seen = shown(z_t, tokens, learnt)
+        hidden = network.hidden(seen, times.t, documents)
+        teacher = None
+        if learning and self.teacher is not None:
+            weight = real * (z_t != tokens) * times.weight[:, None] / positions
+            teacher = self.teacher.of(seen, times.t, documents, weight)
         noise = self.process.noise_scores(tokens.device)
         flat = hidden.flatten(0, 1), network.head, tokens.flatten(), z_t.flatten()
-        total, losses = elbo(*flat, rows, impl=self.impl, noise=noise)
+        total, losses = elbo(*flat, rows, impl=self.impl, noise=noise, teacher=teacher)
         return Loss(total, losses.view(tokens.shape).double().sum(1) * positions, real.sum(1))
 
     def _noised(

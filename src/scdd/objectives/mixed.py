@@ -47,22 +47,27 @@ def noised_rows(share: float, total: int) -> int:
 
 
 class MixedObjective(Objective):
-    """The last `share` of each global batch's rows by next-token cross-entropy, the others by the diffusion objective.
+    """The last `share` of each global batch's rows by next-token cross-entropy, the others by the diffusion objective; in the
+    first steps all of them by the former.
 
     Neither ranks nor micro-batches change which rows these are, and every row weighs alike, or where some tokens are
     given, every learnt token. A slice with rows of both kinds runs the network twice. What is reported, while
     training and in validation, is the diffusion objective alone.
     """
 
-    def __init__(self, diffusion: DiffusionObjective, share: float) -> None:
+    def __init__(self, diffusion: DiffusionObjective, share: float, first: int = 0) -> None:
+        """`first`: how many steps read every row from left to right."""
         self.diffusion, self.share, self.process = diffusion, share, diffusion.process
+        self.first, self._step = first, first
         self.ar = ArObjective(Autoregressive(self.process.vocab), diffusion.impl)
 
     def loss(
         self, network: Any, tokens: Tensor, documents: Tensor | None, part: BatchSlice, learnt: Learnt | None = None
     ) -> Loss:
         """Both losses, each on its rows."""
-        noised = min(max(noised_rows(self.share, part.total) - part.first, 0), part.count)
+        self._step = part.step
+        share = 1.0 if part.step < self.first else self.share
+        noised = min(max(noised_rows(share, part.total) - part.first, 0), part.count)
         if noised == part.count:
             return self.diffusion.loss(network, tokens, documents, part, learnt)
 
@@ -93,8 +98,9 @@ class MixedObjective(Objective):
         return noised_rows(self.share, total)
 
     def end_step(self, reduce: Reduce) -> None:
-        """The diffusion objective's."""
-        self.diffusion.end_step(reduce)
+        """The diffusion objective's, once it has begun."""
+        if self._step >= self.first:
+            self.diffusion.end_step(reduce)
 
     def state_dict(self) -> dict[str, Tensor]:
         """The diffusion objective's."""

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Discriminator
 
 from scdd.core.errors import OptionError
-from scdd.core.options import Count, Options, Positive, ShareAboveZero, ShareBelowOne
+from scdd.core.options import Amount, Count, Options, Positive, ShareAboveZero, ShareBelowOne, Text
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,18 @@ DENSITIES = {
 
 
 @dataclass(frozen=True)
+class TeacherOptions(Options):
+    """A trained denoiser of the same tokenizer, towards whose predictions the network is drawn where tokens are noised."""
+
+    source: Text
+    """Its checkpoint folder, run folder or Hub id."""
+    weight: Positive = 1.0
+    """What KL(teacher's x_θ ‖ x_θ) at a noised token counts beside the objective's own loss."""
+    temperature: Positive = 1.0
+    """Both sides' logits are divided by it, and the divergence multiplied by its square."""
+
+
+@dataclass(frozen=True)
 class ElboOptions(Options):
     """The process's own evidence lower bound."""
 
@@ -77,6 +89,11 @@ class ElboOptions(Options):
     ar_share: ShareBelowOne = 0.0
     """Share of the rows that are read left to right and predicted token by token instead: what a pretrained language model
     knew stays in practice. Needs a network of kind llama."""
+    ar_steps: Amount = 0
+    """Steps at the beginning in which every row is read left to right, where each token teaches something: a network that starts
+    from nothing learns its language faster so. Needs a network of kind llama."""
+    teacher: TeacherOptions | None = None
+    """Learn from another model's predictions besides; null: from the text alone."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from torch import Tensor
 from scdd.core import ElboCoefficients, Head
 from scdd.ops.common import choose, chunks, compute_weights, raw_logits
 from scdd.ops.elbo import reference
+
+if TYPE_CHECKING:
+    from scdd.ops.distil import Pull, Teacher
 
 RowLoss = Callable[[Tensor, Head, Tensor, Tensor, ElboCoefficients, bool], Tensor]
 """(logits, head, x, z_t, rows, with_grad) → losses; `logits` becomes its own gradient in place."""
@@ -31,19 +34,26 @@ def elbo(
     rows: ElboCoefficients,
     impl: str = "auto",
     noise: Tensor | None = None,
+    teacher: Teacher | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(Sum of the per-position losses, with gradients; the losses [N], without).
 
     hidden [N, D], x and z_t [N], rows of fields [N] (`Process.elbo_coefficients(...).flatten(...)`, scaled by whatever weights
     the sum is to have). One op serves SCDD, MDLM and GIDD in discrete and continuous time, and plain cross-entropy.
     `noise` is log(K·π) [V] where noise is not uniform; the kernels know uniform noise alone, so that is torch's work anywhere.
+    A `teacher`'s divergences are added to the sum (`ops.distil`), and not to the losses.
     """
     chosen = choose(impl, hidden)
     if chosen == "reference":
-        return reference.elbo(hidden, head, x, z_t, rows, noise)
+        total, losses = reference.elbo(hidden, head, x, z_t, rows, noise)
+        if teacher is not None:
+            from scdd.ops.distil.reference import divergences
+
+            total = total + divergences(hidden, head, z_t, teacher).sum()
+        return total, losses
     work = _row_loss(chosen, noise)
     parameters = (head.weight, head.bias, head.input_bias)
-    total, losses = _Elbo.apply(work, head, x, z_t, rows, hidden, *parameters)  # type: ignore[no-untyped-call]
+    total, losses = _Elbo.apply(work, head, x, z_t, rows, teacher, hidden, *parameters)  # type: ignore[no-untyped-call]
     return total, losses
 
 
@@ -58,6 +68,12 @@ def _row_loss(chosen: str, noise: Tensor | None) -> RowLoss:
     return chunked.row_loss if noise is None else partial(chunked.row_loss, noise=noise)
 
 
+def _pull(teacher: Teacher, count: int) -> Pull:
+    from scdd.ops.distil import Pull  # few runs have a teacher
+
+    return Pull(teacher, count)
+
+
 class _Elbo(torch.autograd.Function):
     """Forward computes the gradients as well: the sum's upstream gradient is one number, applied in backward."""
 
@@ -65,27 +81,31 @@ class _Elbo(torch.autograd.Function):
     def forward(
         ctx: Any, row_loss: RowLoss, head: Head, x: Tensor, z_t: Tensor, rows: ElboCoefficients, *inputs: Any
     ) -> tuple[Tensor, Tensor]:
-        # The inputs after `hidden` are the head's own: handed over here to have gradients.
-        hidden, need = inputs[0], ctx.needs_input_grad[5:]
+        # The inputs after the teacher and `hidden` are the head's own: handed over here to have gradients.
+        teacher, hidden, need = inputs[0], inputs[1], ctx.needs_input_grad[6:]
         grads = _Gradients(hidden, head, need)
         compute, compute_bias = compute_weights(hidden, head)
         rows = ElboCoefficients(*(field.to(torch.float32) for field in rows))
         losses = torch.empty(hidden.shape[0], dtype=torch.float32, device=hidden.device)
+        pull = None if teacher is None else _pull(teacher, len(losses))
         for part in chunks(hidden.shape[0], compute.shape[0], hidden):
             logits = raw_logits(hidden[part], compute, compute_bias)
             cut = ElboCoefficients(*(field[part] for field in rows))
+            towards = None if pull is None else pull.on(part, logits, head, z_t[part])
             losses[part] = row_loss(logits, head, x[part], z_t[part], cut, any(need))
+            if towards is not None and any(need):
+                logits[:, : towards.shape[1]].add_(towards)
             if any(need):
                 assert isinstance(compute, Tensor), "8 bits are not trained"
                 grads.add(part, logits, hidden[part], compute, z_t[part])
         ctx.save_for_backward(*grads.results())
         ctx.mark_non_differentiable(losses)
-        return losses.sum(), losses
+        return losses.sum() + (0.0 if pull is None else pull.losses.sum()), losses
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         scaled = [None if grad is None else grad * upstream.to(grad.dtype) for grad in ctx.saved_tensors]
-        return (None, None, None, None, None, *scaled)
+        return (None, None, None, None, None, None, *scaled)
 
 
 class _Gradients:
