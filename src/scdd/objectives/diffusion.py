@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from scdd.core import ElboCoefficients, UserError
+from scdd.core import ElboCoefficients, Levels, UserError
 from scdd.core.denoiser import Denoiser
 from scdd.core.options import component
 from scdd.core.rng import uniforms
@@ -51,6 +51,10 @@ class DiffusionObjective(Objective):
             raise UserError(
                 f"weighting gidd+code needs B of GIDD's schedule, and {process.schedule!r} has none: use schedule peaked, or gidd+."
             )
+        if options.repair_share and not process.has_uniform_noise:
+            raise UserError(
+                f"repair_share is {options.repair_share}, and {process!r} has no noise: use a process with p_u > 0, or repair_share 0."
+            )
         start = process.levels(0.0)
         if float(start.one_minus_gamma) > 0 or float(start.one_minus_rho) > 0:
             raise UserError(
@@ -67,7 +71,7 @@ class DiffusionObjective(Objective):
         learnt: Learnt | None = None,
     ) -> Loss:
         """The training loss at times drawn for this part."""
-        times = self.times.draw(part, tokens.device)
+        times = self._with_repairs(self.times.draw(part, tokens.device), part)
         loss = self._at(network, tokens, documents, part, learnt, times, learning=True)
         self.times.density.observe(times, loss.nats / (times.weight * loss.tokens).clamp(min=1e-300))
         return loss
@@ -113,6 +117,27 @@ class DiffusionObjective(Objective):
         total, losses = elbo(*flat, rows, impl=self.impl, noise=noise, teacher=teacher)
         return Loss(total, losses.view(tokens.shape).double().sum(1) * positions, real.sum(1))
 
+    def _with_repairs(self, times: Times, part: BatchSlice) -> Times:
+        """The times, of which some become those of rows that have noise alone."""
+        share, most = self.options.repair_share, self.options.repair_noise
+        if not share:
+            return times
+        which, rate = uniforms((part.count, 2), part.keyed("repair", times.t.device)).unbind(-1)
+        chosen, rate = which < share, most * (1.0 - rate.to(times.t.dtype))  # never 0
+        return times._replace(
+            # a network that is told the time is told what a repair tells it: how much to take for wrong
+            t=torch.where(chosen, rate, times.t),
+            weight=torch.where(chosen, 1.0, times.weight),
+            noise_alone=torch.where(chosen, rate, torch.nan),
+        )
+
+    def _levels(self, t: Tensor, noise_alone: Tensor) -> Levels:
+        """The schedule's levels at t, or γ = 1 and ρ = 1 − noise; its slope there counts for nothing but its sign."""
+        one, usual = torch.ones_like(t), self.process.inside(t)
+        alone = Levels(one, 1.0 - noise_alone, 0.0 * one, noise_alone, 0.0 * one, -one)
+        here = ~noise_alone.isnan()
+        return Levels(*(torch.where(here, mine, theirs) for mine, theirs in zip(alone, usual, strict=True)))
+
     def _noised(
         self,
         tokens: Tensor,
@@ -123,11 +148,12 @@ class DiffusionObjective(Objective):
         weighting: str,
     ) -> tuple[Tensor, ElboCoefficients]:
         """(z_t, rows scaled to the mean over `positions` and flattened); `real` is 1 at tokens that count, 0 elsewhere."""
-        z_t = self.process.corrupt_by(tokens, times.t, *numbers)
+        t = times.t if times.noise_alone is None else self._levels(times.t, times.noise_alone)
+        z_t = self.process.corrupt_by(tokens, t, *numbers)
         if weighting == "elbo":
-            rows = self.process.elbo_coefficients(tokens, z_t, times.t, times.s)
+            rows = self.process.elbo_coefficients(tokens, z_t, t, times.s)
         else:
-            rows = self.process.weighted_coefficients(tokens, z_t, times.t, weighting)
+            rows = self.process.weighted_coefficients(tokens, z_t, t, weighting)
         return z_t, rows.scaled(times.weight[:, None] * real / positions).flatten(tokens.shape)
 
     def end_step(self, reduce: Reduce) -> None:

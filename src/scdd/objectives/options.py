@@ -94,6 +94,10 @@ class ElboOptions(Options):
     from nothing learns its language faster so. Needs a network of kind llama."""
     teacher: TeacherOptions | None = None
     """Learn from another model's predictions besides; null: from the text alone."""
+    repair_share: ShareBelowOne = 0.0
+    """Share of the rows that have noise but no masks: practice in repairing whole texts. Needs a weighting other than elbo."""
+    repair_noise: ShareAboveZero = 0.2
+    """In those rows, the largest share of noise; each row's own is drawn evenly below it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -101,6 +105,12 @@ class ElboOptions(Options):
             raise OptionError(
                 f"weighting {self.weighting} weighs rates, and steps is {self.steps}: set steps to null, or weighting to elbo.",
                 "steps",
+            )
+        if self.repair_share and (self.weighting == "elbo" or isinstance(self.times, AdaptiveTimesOptions)):
+            raise OptionError(
+                f"repair_share is {self.repair_share}, and rows without masks are no part of the bound, nor of times adapted to it: set "
+                "weighting to dynamic and times to low-discrepancy, or repair_share to 0.",
+                "repair_share",
             )
 
 

@@ -40,6 +40,8 @@ class Times(NamedTuple):
     t: Tensor
     s: Tensor | None
     weight: Tensor
+    noise_alone: Tensor | None = None
+    """The share of noise in rows that have no masks, NaN in the others; None: all rows are noised as their times say."""
 
 
 class Density(ABC):

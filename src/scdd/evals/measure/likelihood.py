@@ -220,7 +220,7 @@ def _estimates(
     """[B, REPLICATES]: unbiased estimates of each row's NELBO."""
     total = torch.zeros((len(x), REPLICATES), dtype=torch.float64, device=x.device)
     each, seed = estimator.looks // REPLICATES, derive_seed(estimator.seed, "corrupt")
-    for look, (t, s, weight) in enumerate(_times(process, indices, estimator, x.device)):
+    for look, (t, s, weight, _) in enumerate(_times(process, indices, estimator, x.device)):
         samples = torch.tensor(indices, device=x.device) * estimator.looks + look
         z_t = process.corrupt(x, _noised_at(process, t, estimator), CounterRNG(seed, samples, x.device))
         hidden = denoiser.hidden(z_t, t, documents).flatten(0, 1)
