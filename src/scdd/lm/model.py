@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypedDict, overload
 
 import torch
 from typing_extensions import Unpack
 
+from scdd.core.denoiser import Denoiser
 from scdd.core.errors import UserError
 from scdd.data.tokenizer import TextTokenizer
 from scdd.lm import gaps
@@ -84,7 +86,7 @@ class LM:
         if isinstance(process, Autoregressive):
             self.sampling = replace(self.sampling, sampler=ArOptions())
         self.quality, self.name = quality, name
-        self._graphed: Graphed | None = None
+        self._graphed: Denoiser | None = None
 
     def __repr__(self) -> str:
         size = sum(parameter.numel() for parameter in self.network.parameters()) / 1e6
@@ -124,6 +126,12 @@ class LM:
         if not self.engine.autoregressive:  # whose decoding has a cache, and shapes that grow
             self._graphed = Graphed(self.network)
         return self
+
+    def behind(self, wrap: Callable[[Denoiser], Denoiser]) -> LM:
+        """The same model, all shared, whose evaluations go through what `wrap` makes of its network."""
+        made = copy(self)
+        made._graphed = wrap(self.engine.model.denoiser)
+        return made
 
     @property
     def engine(self) -> Engine:

@@ -34,7 +34,7 @@ from scdd.samplers.base import (
 )
 from scdd.samplers.final import finalised, stopping_rows, towards_the_end
 from scdd.samplers.plan import SamplingPlan, Walk, by_row, columns, company
-from scdd.samplers.prediction import Prediction, row_groups
+from scdd.samplers.prediction import Grouping, Prediction, row_groups
 
 KEPT, UNMASKED, CORRECTED, REMASKED = 0, 1, 2, 3
 KINDS = ("kept", "unmasked", "corrected", "remasked")
@@ -110,10 +110,13 @@ class BatchRow:
 class RowBatch:
     """Rows that share network evaluations, each at its own step of its own walk."""
 
-    def __init__(self, model: Model, plan: SamplingPlan, width: int | None = None) -> None:
+    def __init__(
+        self, model: Model, plan: SamplingPlan, width: int | None = None, grouping: Grouping | None = None
+    ) -> None:
         """For rows of plans that agree with `plan` (`takes`). `width`: rows are padded to so many columns and their padding is
-        masked always, so that on a GPU a row's numbers do not depend on the lengths of others; None: to the longest row's."""
-        self.model, self.plan, self.width = model, plan, width
+        masked always, so that on a GPU a row's numbers do not depend on the lengths of others; None: to the longest row's.
+        `grouping`: which rows are evaluated together, where the caller knows what rounds alike; None: as the plan says."""
+        self.model, self.plan, self.width, self._grouping = model, plan, width, grouping
         self.rows: list[BatchRow] = []
         self._state: State
         self._rng: CounterRNG
@@ -198,7 +201,10 @@ class RowBatch:
         each = torch.tensor(heats, dtype=torch.float64, device=device)[:, None] if len(set(heats)) > 1 else heats[0]
         self._filters = replace(self.plan.filters, temperature=each)
         lengths, always = [row.length for row in self.rows], self.width is not None
-        self._groups = row_groups(self._state.tokens, lengths, self.plan.rows_per_forward, always)
+        if self._grouping is not None:
+            self._groups = self._grouping(lengths)
+        else:
+            self._groups = row_groups(self._state.tokens, lengths, self.plan.rows_per_forward, always)
         if self._by_row:
             walks = list({id(row.walk): row.walk for row in self.rows}.values())
             ends = [*accumulate(map(len, walks), initial=0)]
