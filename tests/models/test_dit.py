@@ -365,3 +365,23 @@ def test_folded_weights_are_kept_only_while_they_are_right() -> None:
             model.requires_grad_(True)
             assert torch.equal(found, model.hidden(z))
             model.requires_grad_(False)
+
+
+def test_conditioning_that_never_changes_may_be_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GPU does without time: the same numbers, and only of weights that nobody trains or adapts."""
+    generator = torch.Generator().manual_seed(3)
+    network = DiT(DiTConfig(2, 16, 2), Vocab(20, 19), generator)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.normal_(0.0, 0.3, generator=generator)
+    network.eval().requires_grad_(False)
+    z = torch.randint(20, (3, 7), generator=generator)
+    with torch.no_grad():
+        wanted = network.hidden(z)
+        assert network._known(None, z.device) is None, "a GPU's alone"
+        made = network.known(z.device)
+        assert made is not None
+        monkeypatch.setattr(DiT, "_known", lambda *_: made)
+        assert torch.equal(network.hidden(z), wanted)
+        network.blocks[0].out = torch.nn.Sequential(network.blocks[0].out)  # something stands in its place
+        assert network.known(z.device) is None

@@ -15,7 +15,10 @@ from scdd.ops.elbo import triton as elbo
 from scdd.ops.head import triton as head
 from scdd.ops.head import triton_draw as redraw
 from scdd.ops.norm import triton as norm
+from scdd.ops.outcome import triton as outcome
+from scdd.ops.rotary import triton as rotary
 from scdd.ops.swiglu import triton as swiglu
+from scdd.ops.transition import triton as transition
 from scdd.ops.update import triton as update
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -51,6 +54,26 @@ def main() -> None:
     for shadow, aligned in itertools.product((False, True), repeat=2):
         constants = {"HAS_SHADOW": shadow, "ALIGNED": aligned, "BLOCK": update.BLOCK}
         build(update._update, {**tables, **numbers, "tensors": "i32"}, constants, update.WARPS)
+    for dtype in ("*bf16", "*fp32"):
+        types = {"x_": dtype, "cos_": "*fp32", "sin_": "*fp32", "stride": "i32", "length": "i32"}
+        build(rotary._rotate, types, {"HEADS": 12, "PAIRS": 32, "BLOCK": 1024}, rotary.WARPS)
+    parts = {f"{name}_": "*fp64" for name in ("keep", "model", "uniform", "mask", "which")}
+    strides = {f"{name}_{axis}": "i32" for name in ("keep", "model", "uniform", "mask") for axis in "rc"}
+    ids = {
+        "z_": "*i64",
+        "other_": "*i64",
+        "keys": "*i64",
+        "calls": "*i64",
+        "columns": "i32",
+        "mask_id": "i32",
+        "K": "i32",
+    }
+    more = {"updatable_": "*i1", "drawn_": "*i1", "log_p_": "*fp32"}
+    build(outcome._outcomes, {**parts, **strides, **ids, **more}, {"BLOCK": outcome.BLOCK}, outcome.WARPS)
+    ids = {"z_": "*i64", "p_": "*fp32", "levels": "*fp64", "parts": "*fp64"}
+    ids |= dict.fromkeys(("size", "columns", "mask_id", "K"), "i32")
+    for mixing in (False, True):
+        build(transition._transition, ids, {"MIXING": mixing, "BLOCK": transition.BLOCK}, transition.WARPS)
     sides = ("x_", "delta_", "total_", "normal_", "d_total_", "d_normal_", "d_x_")
     affine = ("scale_", "shift_", "d_scale_", "d_shift_")
     for dtype in ("*bf16", "*fp32"):

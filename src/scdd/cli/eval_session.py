@@ -16,6 +16,7 @@ import typer
 
 from scdd.cli.cluster import Ray
 from scdd.cli.eval_systems import KEYS, System, parse_system, parse_systems
+from scdd.cli.options import NoGraphs
 from scdd.cluster.pool import RayPool, pool_at
 from scdd.core.errors import UserError
 from scdd.samplers.options import CONVENTIONS, Convention
@@ -126,6 +127,7 @@ def shared_options(
     device: Annotated[str | None, typer.Option(help="cuda or cpu; cuda where there is one.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bars.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line, one line a measurement.")] = False,
+    no_graphs: NoGraphs = False,
     ray: Ray = None,
 ) -> None:
     """The options that every verb has; a verb is given the session that they open."""
@@ -144,6 +146,8 @@ class Session:
     plan: Plan | None = None
     """On Ray: what is asked for, until all of it is measured together."""
     pool: RayPool | None = None
+    graphs: bool = True
+    """Whether models that are opened here replay captured steps; those on Ray always do."""
 
     def default_num(self, num: int | None) -> int:
         """How many samples."""
@@ -160,7 +164,9 @@ class Session:
 
         place = {"device": str(self.store.world.device), "overrides": changes or ()}
         for one in parse_systems(systems):
-            yield one, open_model(one.source, one.label, process=one.process, **place)  # type: ignore[arg-type]
+            model = open_model(one.source, one.label, process=one.process, **place)  # type: ignore[arg-type]
+            model.lm.graphs = self.graphs
+            yield one, model
 
     def reference(self, name: str | None, batch_size: int) -> ReferenceLM | None:
         """The language model that `--judge` names, on this rank's device."""
@@ -248,7 +254,7 @@ def with_session(on_ray: bool = True) -> Callable[[Callable[..., None]], Callabl
             from scdd.evals.measure.tasks import Plan
             from scdd.training.parallel import world
 
-            seed, size, out, device, quiet, as_json, *ray = (given.pop(name) for name in shared)
+            seed, size, out, device, quiet, as_json, no_graphs, *ray = (given.pop(name) for name in shared)
             address = ray[0] if ray else None
             with world("auto", device if address is None else "cpu") as here:  # join the ranks
                 if address is not None and here.size > 1:
@@ -258,7 +264,7 @@ def with_session(on_ray: bool = True) -> Callable[[Callable[..., None]], Callabl
                 if here.is_main:
                     make_folder(store.folder)  # or it is heard now, before anything long is measured
                 try:
-                    session = Session(store, seed, size, live, as_json)
+                    session = Session(store, seed, size, live, as_json, graphs=not no_graphs)
                     if address is not None:
                         session.plan, session.pool = Plan(store, size, device), pool_at(address, gpus=device != "cpu")
                     function(session, **given)

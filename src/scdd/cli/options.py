@@ -32,6 +32,9 @@ Process = Annotated[
     str | None, typer.Option(help="Sample with another process of the same marginals: scdd, gidd or mdlm.")
 ]
 Device = Annotated[str | None, typer.Option(help="cuda or cpu; cuda where there is one.")]
+NoGraphs = Annotated[
+    bool, typer.Option("--no-graphs", help="On a GPU, launch every kernel of a step by itself; the texts are the same.")
+]
 Num = Annotated[int, typer.Option(help="How many texts.")]
 Seed = Annotated[int, typer.Option(help="Sample i of a seed is the same text alone or in any batch.")]
 BatchSize = Annotated[int, typer.Option(help="Texts drawn at a time; changes speed and memory only.")]
@@ -58,6 +61,7 @@ class ModelFlags:
     device: Device = None
     json: Json = False
     plain: Plain = False
+    no_graphs: NoGraphs = False
 
     @property
     def live(self) -> bool:
@@ -66,7 +70,7 @@ class ModelFlags:
 
     def open(self) -> LM:
         """The model that the flags name."""
-        return open_model(self.model, self.process, self.device)
+        return open_model(self.model, self.process, self.device, graphs=not self.no_graphs)
 
 
 @dataclass(frozen=True)
@@ -83,16 +87,20 @@ class DrawFlags(ModelFlags):
             from scdd.trace.output import check_path
 
             check_path(self.trace)
-        return open_model(self.model, self.process, self.device, self.changes)
+        return open_model(self.model, self.process, self.device, self.changes, graphs=not self.no_graphs)
 
 
 def open_model(
-    model: str | None, process: str | None = None, device: str | None = None, changes: list[str] | None = None
+    model: str | None,
+    process: str | None = None,
+    device: str | None = None,
+    changes: list[str] | None = None,
+    graphs: bool = True,
 ) -> LM:
     """The model that the options name."""
     from scdd.lm.loading import load
 
-    return load(model, process=process, device=device, overrides=changes or ())
+    return load(model, process=process, device=device, overrides=changes or (), graphs=graphs)
 
 
 def read_text(text: str | None, file: Path | None = None) -> str:

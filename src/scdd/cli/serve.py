@@ -39,6 +39,7 @@ def serve(
     compile: Annotated[
         bool, typer.Option("--compile", help="Compile the network; on a GPU, behind a CUDA graph.")
     ] = False,
+    no_graphs: o.NoGraphs = False,
     max_length: Annotated[
         int | None, typer.Option(help="Most tokens of a text; default: four times the context.")
     ] = None,
@@ -95,7 +96,19 @@ def serve(
     limits = Limits(
         body=max_body, steps=max_steps, texts=max_texts, queue=max_queue, seconds=timeout, workers=workers or 1
     )
-    spec = ServeSpec(model, process, device, tuple(changes or ()), compile, name, limits, max_length, batch_size, group)
+    spec = ServeSpec(
+        model,
+        process,
+        device,
+        tuple(changes or ()),
+        compile,
+        name,
+        limits,
+        max_length,
+        batch_size,
+        group,
+        not no_graphs,
+    )
     door = Door(host, port, token, (*LOOPBACK, host) if local and token is None else None, log_level)
     if ray is None:
         _here(spec, door)

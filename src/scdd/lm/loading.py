@@ -44,6 +44,7 @@ def load(
     device: str | torch.device | None = None,
     context: int | None = None,
     overrides: Iterable[str] = (),
+    graphs: bool = True,
 ) -> LM:
     """A model ready to write.
 
@@ -52,7 +53,7 @@ def load(
     comes with the package. `process` samples with another reverse process of the same marginals ("scdd" on GIDD's
     weights), and says what a converted checkpoint was trained with, if it does not say so itself ("scdd:0.1" with p_u). `network` is a module of your own, or its factory,
     that takes the checkpoint's weights where the checkpoint cannot rebuild it. `overrides` change the recipe's sampling
-    section ("sampling.steps=64").
+    section ("sampling.steps=64"). `graphs=False`: on a GPU, steps are not captured as CUDA graphs (`LM.graphs`).
     """
     changes = (overrides,) if isinstance(overrides, str) else tuple(overrides)
     if context is not None:
@@ -87,6 +88,7 @@ def load(
         model.channel = Channel.of(checkpoint.extra[EDITS], f"{checkpoint.folder}'s {bundle.META}")
     template = checkpoint.extra.get(bundle.CHAT_TEMPLATE)
     model.chat_template = template if isinstance(template, str) else None
+    model.graphs = graphs
     return model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 

@@ -43,6 +43,7 @@ from scdd.samplers.plan import SamplingPlan, make_plan
 
 if TYPE_CHECKING:
     from scdd.lm.edits.channel import Channel
+    from scdd.samplers.graphs import StepGraphs
 
 Grid = GridKind | Sequence[float]
 Texts = list[str] | tuple[str, ...]
@@ -67,6 +68,8 @@ class LM:
     """Weights, a process, a tokenizer, and the defaults of sampling and repair that the model comes with."""
 
     channel: Channel | None = None  # parameters of repair by edits that the model comes with
+    graphs: bool = True
+    """On a GPU, replay captured steps (`samplers.graphs`); false launches every kernel by itself. The texts are the same."""
     chat_template: str | None = None  # the Jinja template of a model that was fine-tuned on chats (`lm.chat.answer`)
 
     def __init__(
@@ -87,6 +90,7 @@ class LM:
             self.sampling = replace(self.sampling, sampler=ArOptions())
         self.quality, self.name = quality, name
         self._graphed: Denoiser | None = None
+        self._steps: StepGraphs | None = None
 
     def __repr__(self) -> str:
         size = sum(parameter.numel() for parameter in self.network.parameters()) / 1e6
@@ -118,6 +122,7 @@ class LM:
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
             raise UserError(f"device {device} cannot be used ({reason}): use cpu or cuda.", "device") from error
+        self._steps = None  # captured over weights that were elsewhere
         return self
 
     def compile(self, **options: Any) -> LM:
@@ -129,15 +134,24 @@ class LM:
 
     def behind(self, wrap: Callable[[Denoiser], Denoiser]) -> LM:
         """The same model, all shared, whose evaluations go through what `wrap` makes of its network."""
+        network = self.engine.model.denoiser  # its captured steps are made now, and shared
         made = copy(self)
-        made._graphed = wrap(self.engine.model.denoiser)
+        made._graphed = wrap(network)
         return made
 
     @property
     def engine(self) -> Engine:
         """The parts that a run needs."""
-        model = Model(self._graphed or self.network, self.process, self.quality, self.tokenizer.eos_id)
+        steps = self._captured_steps() if self.graphs and self.device.type == "cuda" else None
+        model = Model(self._graphed or self.network, self.process, self.quality, self.tokenizer.eos_id, steps)
         return Engine(model, self.tokenizer, self.context, self.device)
+
+    def _captured_steps(self) -> StepGraphs:
+        if self._steps is None:
+            from scdd.samplers.graphs import StepGraphs
+
+            self._steps = StepGraphs()
+        return self._steps
 
     @property
     def usual_length(self) -> int:

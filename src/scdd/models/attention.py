@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from scdd.core.errors import UserError
+from scdd.ops.common import HAS_TRITON
 
 if TYPE_CHECKING:
     from scdd.models.options import RotaryScaling
@@ -197,6 +198,18 @@ class Rotary(nn.Module):
         if stop <= self.cos.shape[0]:
             return self.cos[start:stop], self.sin[start:stop]
         return tables(start, stop, self.pairs, self.cos.device, self.base, self.scaling)
+
+
+def turned_in_place(qkv: Tensor, cos: Tensor, sin: Tensor) -> bool:
+    """Turn queries and keys of qkv [B, L, 3, heads, 2 · pairs] where they stand, if a kernel can (`rotate` otherwise)."""
+    if not qkv.is_cuda or not HAS_TRITON or torch.compiler.is_compiling():
+        return False
+    from scdd.ops.rotary.triton import rotate_, turns_in_place
+
+    if not turns_in_place(qkv):
+        return False
+    rotate_(qkv, cos, sin)
+    return True
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

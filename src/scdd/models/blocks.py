@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scdd.models.attention import LayerCache, attend, rotate
+from scdd.models.attention import LayerCache, attend, rotate, turned_in_place
 from scdd.models.options import FREQUENCIES, MLP_RATIO
 from scdd.ops.norm import add_norm
 
@@ -137,6 +137,17 @@ class TimeEmbedding(nn.Module):
         return F.silu(self.second.exact(F.silu(self.first.exact(features))))
 
 
+class Conditioned(NamedTuple):
+    """What a block makes of conditioning that never changes: its norms' affine parts, and its gates folded into weights."""
+
+    scale1: Tensor
+    shift1: Tensor
+    out: tuple[Tensor, Tensor | None]
+    scale2: Tensor
+    shift2: Tensor
+    mlp_out: tuple[Tensor, Tensor | None]
+
+
 class Block(nn.Module):
     """Attention and MLP, each behind an adaptive norm and a gate; both gates start at zero.
 
@@ -176,8 +187,17 @@ class Block(nn.Module):
         rotary: tuple[Tensor, Tensor],
         mask: Tensor | None = None,
         cache: LayerCache | None = None,
+        known: Conditioned | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Stream x and what is to be added to it, both [B, L, D], c [R, C] with R = 1 or B, rotary tables [L, Dh/2]."""
+        """Stream x and what is to be added to it, both [B, L, D], c [R, C] with R = 1 or B, rotary tables [L, Dh/2].
+
+        `known` is what `conditioned` made of c, where that was done before.
+        """
+        if known is not None:
+            x, normal = add_norm(x, delta, known.scale1, known.shift1)
+            mixed = F.linear(self._attention(normal, rotary, mask, cache), *known.out)
+            x, normal = add_norm(x, mixed, known.scale2, known.shift2)
+            return x, F.linear(F.gelu(self.mlp_in(normal), approximate="tanh"), *known.mlp_out)
         shift1, scale1, gate1, shift2, scale2, gate2 = parts_of(self.modulation.exact(c), 6)
         x, normal = self.norm1(x, delta, shift1, scale1)
         mixed = self._attention(normal, rotary, mask, cache)
@@ -185,11 +205,30 @@ class Block(nn.Module):
         hidden = F.gelu(self.mlp_in(normal), approximate="tanh")
         return x, gated(self.mlp_out, hidden, gate2)
 
+    def conditioned(self, c: Tensor, dtype: torch.dtype) -> Conditioned | None:
+        """Once and for all, for one row of conditioning; None where something beside a linear map stands in its place (LoRA)."""
+        out, mlp_out = self.out, self.mlp_out
+        if type(out) is not Linear or type(mlp_out) is not Linear:
+            return None
+        shift1, scale1, gate1, shift2, scale2, gate2 = parts_of(self.modulation.exact(c), 6)
+        return Conditioned(
+            self.norm1.weight.float() * (1 + scale1),
+            shift1.contiguous(),
+            out._fold(gate1.reshape(-1), dtype),
+            self.norm2.weight.float() * (1 + scale2),
+            shift2.contiguous(),
+            mlp_out._fold(gate2.reshape(-1), dtype),
+        )
+
     def _attention(
         self, x: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor | None, cache: LayerCache | None
     ) -> Tensor:
         batch, length, _ = x.shape
-        q, k, v = self.qkv(x).view(batch, length, 3, self.heads, -1).unbind(2)
-        q, k = rotate(q, *rotary).transpose(1, 2), rotate(k, *rotary).transpose(1, 2)
+        every = self.qkv(x).view(batch, length, 3, self.heads, -1)
+        q, k, v = every.unbind(2)
+        if turned_in_place(every, *rotary):
+            q, k = q.transpose(1, 2), k.transpose(1, 2)
+        else:
+            q, k = rotate(q, *rotary).transpose(1, 2), rotate(k, *rotary).transpose(1, 2)
         mixed = attend(q, k, v.transpose(1, 2), self.causal, mask, cache)
         return mixed.transpose(1, 2).reshape(batch, length, -1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +14,10 @@ from torch.nn import functional as F
 from scdd.core.errors import UserError
 from scdd.core.types import Head, Vocab, padded
 from scdd.models.attention import Cache, Rotary, document_mask, recomputed
-from scdd.models.blocks import Block, Linear, Norm, TimeEmbedding, parts_of, uniform_
+from scdd.models.blocks import Block, Conditioned, Linear, Norm, TimeEmbedding, parts_of, uniform_
 from scdd.models.network import Network
 from scdd.models.options import DiTConfig
+from scdd.ops.norm import add_norm
 
 SIGMA_EPS = 1e-3  # σ(1) stays finite
 
@@ -52,6 +53,14 @@ class LMHead(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
+class Known(NamedTuple):
+    """Conditioning that never changes, as blocks and the last norm use it."""
+
+    blocks: tuple[Conditioned, ...]
+    scale: Tensor
+    shift: Tensor
+
+
 class DiT(Network):
     """x_θ(z_t, t) up to its last layer: `hidden` gives what `head` multiplies.
 
@@ -59,6 +68,7 @@ class DiT(Network):
     and the caller goes on using `hidden`.
     """
 
+    _kept: tuple[Any, Known | None] | None = None  # see `_known`
     recompute = False
     """Keep only blocks' inputs and attention's outputs for the backward pass, and compute the rest once more there."""
 
@@ -115,7 +125,8 @@ class DiT(Network):
         self, z_t: Tensor, t: Tensor | None = None, documents: Tensor | None = None, cache: Cache | None = None
     ) -> Tensor:
         """The part that is compiled; see `hidden`."""
-        c = self.time(self._time(t, z_t.device))
+        known = self._known(t, z_t.device)
+        c = self.time(self._time(t, z_t.device)) if known is None else known.shift  # nobody reads it then
         start = cache.length if cache is not None else 0
         rotary = self.rotary(start, start + z_t.shape[1])
         mask = None if documents is None else document_mask(documents, self.config.causal)
@@ -126,10 +137,39 @@ class DiT(Network):
             if again:
                 x, delta = recomputed(block, x, delta, c, rotary, mask)
             else:
-                x, delta = block(x, delta, c, rotary, mask, None if cache is None else cache.layers[i])
+                own = None if cache is None else cache.layers[i]
+                x, delta = block(x, delta, c, rotary, mask, own, None if known is None else known.blocks[i])
+        if known is not None:
+            return add_norm(x, delta, known.scale, known.shift)[1]
         shift, scale = parts_of(self.modulation.exact(c), 2)
         states: Tensor = self.norm(x, delta, shift, scale)[1]
         return states
+
+    def _known(self, t: Tensor | None, device: torch.device) -> Known | None:
+        """All conditioning, where it never changes: no time, and weights that nobody trains or compiles. On a GPU alone, where
+        launches cost more than products; CPUs keep what they fold by themselves (`Linear._folded`)."""
+        if t is not None or device.type != "cuda" or torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return None
+        weights = list(self.parameters())
+        if any(p.requires_grad or p.is_inference() for p in weights):
+            return None
+        key = tuple((p.data_ptr(), p._version) for p in weights)
+        if self._kept is not None and self._kept[0] == key:
+            return self._kept[1]
+        made = self.known(device)
+        if not torch.cuda.is_current_stream_capturing():  # what a capture allocates is the graph's
+            self._kept = key, made
+        return made
+
+    def known(self, device: torch.device) -> Known | None:
+        """What all blocks and the last norm make of the one row of conditioning that there is without time."""
+        c, dtype = self.time(self._time(None, device)), self.compute_dtype or self.embedding.weight.dtype
+        blocks = [block.conditioned(c, dtype) for block in self.blocks if isinstance(block, Block)]
+        shift, scale = parts_of(self.modulation.exact(c), 2)
+        every = tuple(each for each in blocks if each is not None)
+        if len(every) < len(self.blocks):
+            return None
+        return Known(every, self.norm.weight.float() * (1 + scale), shift.contiguous())
 
     def cache(self, capacity: int) -> Cache:
         """An empty key/value cache for `capacity` tokens a row."""

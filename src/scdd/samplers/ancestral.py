@@ -8,6 +8,7 @@ from typing import ClassVar, final
 from torch import Tensor
 
 from scdd.core import Transition
+from scdd.ops.common import HAS_TRITON
 from scdd.samplers.base import Context, Sampler
 from scdd.samplers.options import AncestralOptions
 
@@ -21,4 +22,15 @@ class Ancestral(AncestralOptions, Sampler):
 
     def step(self, z_t: Tensor, ctx: Context) -> Transition:
         """Straight from the process, which asks only for x_θ(z_t)."""
-        return ctx.process.transition(z_t, ctx.prediction.log_p_z.exp(), ctx.step.at_s, ctx.step.at_t)
+        p_z = ctx.prediction.log_p_z.exp()
+        if z_t.is_cuda and HAS_TRITON and ctx.process.noise is None and isinstance(ctx.step.phase, Tensor):
+            from scdd.processes.gidd import GIDD
+            from scdd.processes.mdlm import MDLM
+            from scdd.processes.scdd import SCDD
+
+            if isinstance(ctx.process, SCDD | MDLM | GIDD):
+                from scdd.ops.transition.triton import transition
+
+                mixing = isinstance(ctx.process, GIDD)
+                return transition(z_t, p_z, ctx.step.at_s, ctx.step.at_t, ctx.vocab, mixing)
+        return ctx.process.transition(z_t, p_z, ctx.step.at_s, ctx.step.at_t)

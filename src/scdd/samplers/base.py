@@ -15,13 +15,14 @@ from torch import Tensor
 from scdd.core import Levels, Transition, UserError, Vocab
 from scdd.core.denoiser import Denoiser
 from scdd.core.rng import CounterRNG, uniforms
-from scdd.ops.common import Filters
+from scdd.ops.common import HAS_TRITON, Filters
 from scdd.processes.autoregressive import Autoregressive
 from scdd.processes.base import Process
 from scdd.samplers.options import SAMPLER_NAMES
 from scdd.samplers.prediction import Prediction
 
 if TYPE_CHECKING:
+    from scdd.samplers.graphs import StepGraphs
     from scdd.samplers.plan import SamplingPlan
 
 
@@ -37,6 +38,8 @@ class Model:
     process: Process | Autoregressive
     quality: Callable[[Tensor], Tensor] | None = None  # PRISM's head, where one was trained
     eos_id: int | None = None  # ends an autoregressive row
+    graphs: StepGraphs | None = None
+    """Where captured steps are kept, on a GPU (`samplers.graphs`); None: every step is launched kernel by kernel."""
 
 
 class Tokens(NamedTuple):
@@ -188,7 +191,8 @@ class Sampler(ABC):
     """Whether it evaluates the network itself, once a step, and needs no `Context.prediction`."""
     by_row: ClassVar[bool] = False
     """Whether it takes `Context.step` as columns [B, 1], a row's own numbers each, and keeps nothing in `Context.memory` but
-    what `memory` begins: then rows at different steps share evaluations (`loop.RowBatch`). Else all rows walk in step."""
+    what `memory` begins, and has `times` that do not depend on the rows: then rows at different steps share evaluations
+    (`loop.RowBatch`), and a GPU replays its steps (`graphs`). Else all rows walk in step."""
 
     @property
     def name(self) -> str:
@@ -250,17 +254,28 @@ def apply_transition(move: Transition, ctx: Context) -> Tokens:
     The uniform number is cut in the order mask, noise, model, keep, so that rounding in the sum falls on keep; where
     keep is impossible it falls on the model. An outcome of probability 0 therefore never happens.
     """
-    z_t, vocab = ctx.state.tokens, ctx.vocab
-    # one call for all three: hashing is a good part of the small kernels of a step
+    drawn, which, other, other_log_p = outcomes(move, ctx)
+    tokens, log_p = ctx.prediction.draw(drawn, which, ctx.plan.draw_filters)
+    return Tokens(torch.where(drawn, tokens, other), torch.where(drawn, log_p, other_log_p))
+
+
+def outcomes(move: Transition, ctx: Context) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(Where a token is drawn from x_θ, by which number; the tokens elsewhere, and their log x_θ: −∞ at masks, else NaN)."""
+    z_t, calls = ctx.state.tokens, ctx.rng.calls
+    if z_t.is_cuda and HAS_TRITON and isinstance(calls, Tensor) and ctx.process.noise is None:
+        from scdd.ops.outcome.triton import outcomes as fused
+
+        ctx.rng.calls = calls + 1
+        return fused(move, z_t, ctx.updatable, ctx.vocab, ctx.rng.keys, ctx.rng.calls)
+    # one call for all three numbers of a position
     which, which_token, which_noise = uniforms((*z_t.shape, 3), ctx.rng).unbind(-1)
     noise = ctx.process.noise_token(which_noise)
     masked = ctx.updatable & (which < move.mask)
     noised = ctx.updatable & ~masked & (which < move.mask + move.uniform)
     stays = masked | noised | ~ctx.updatable
     drawn = ~stays & ((which < move.mask + move.uniform + move.model) | (move.keep <= 0))
-    tokens, log_p = ctx.prediction.draw(drawn, which_token, ctx.plan.draw_filters)
-    z_s = torch.where(drawn, tokens, torch.where(masked, vocab.mask_id, torch.where(noised, noise, z_t)))
-    return Tokens(z_s, torch.where(drawn, log_p, torch.where(masked, -torch.inf, torch.nan)))
+    other = torch.where(masked, ctx.vocab.mask_id, torch.where(noised, noise, z_t))
+    return drawn, which_token, other, torch.where(masked, -torch.inf, torch.nan)
 
 
 def certain(where: Tensor) -> Tensor:

@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from scdd.core import Transition
 from scdd.core.rng import CounterRNG
+from scdd.ops.common import Filters
 from scdd.samplers.base import (
     LAST,
     PASS,
@@ -34,7 +35,7 @@ from scdd.samplers.base import (
 )
 from scdd.samplers.final import finalised, stopping_rows, towards_the_end
 from scdd.samplers.plan import SamplingPlan, Walk, by_row, columns, company
-from scdd.samplers.prediction import Grouping, Prediction, row_groups
+from scdd.samplers.prediction import Group, Prediction, row_groups
 
 KEPT, UNMASKED, CORRECTED, REMASKED = 0, 1, 2, 3
 KINDS = ("kept", "unmasked", "corrected", "remasked")
@@ -107,6 +108,20 @@ class BatchRow:
         return (self.taken, len(self.walk), *self.walk.span(self.taken - 1)) if self.taken else (0, 0, 0.0, 0.0)
 
 
+@dataclass(frozen=True)
+class Present:
+    """All that a step reads of a batch's rows; tensors, on the device."""
+
+    state: State
+    keys: Tensor  # [B], of the random numbers
+    calls: Tensor  # [B]: random numbers drawn so far
+    at: Tensor  # [B]: the row's next step, as a row of the tables
+    pace: Tensor  # [B]: 1, or 0 where nobody is
+    tables: tuple[Tensor, Tensor]  # steps of all walks (`plan.Walk.table`)
+    filters: Filters
+    groups: tuple[Group, ...]
+
+
 class RowBatch:
     """Rows that share network evaluations, each at its own step of its own walk."""
 
@@ -118,8 +133,9 @@ class RowBatch:
         `grouping`: which rows are evaluated together, where the caller knows what rounds alike; None: as the plan says."""
         self.model, self.plan, self.width, self._grouping = model, plan, width, grouping
         self.rows: list[BatchRow] = []
-        self._state: State
-        self._rng: CounterRNG
+        self.present: Present
+        self.place: Any = None  # whose tensors the rows are in (`graphs`), until others come or go
+        self._captured = False
         self._by_row, self._company = by_row(plan), company(plan)
         self._may_end = plan.sampler.finishes or plan.tolerance is not None
 
@@ -135,104 +151,119 @@ class RowBatch:
         if not self.takes(plan):
             raise ValueError("rows of this plan cannot join here: ask `takes`")
         plan.sampler.check(self.model)
-        begun = _begin(rows, plan.sampler)
-        walk = Walk.of(self.model, plan, begun.updatable)
-        walk = walk if self._by_row else walk.to(rows.tokens.device)
+        state, keys, calls = _begin(rows, plan.sampler), rng.keys, torch.zeros_like(rng.keys) + rng.calls
+        walk = self._walk(plan, state)
         lengths = [rows.tokens.shape[1]] * len(rows.tokens) if rows.lengths is None else list(rows.lengths)
-        temperature = plan.filters.temperature
+        temperature, mask_id = plan.filters.temperature, self.model.denoiser.vocab.mask_id
         assert isinstance(temperature, float | int)
         new = [BatchRow(walk, float(temperature), length, ended=not len(walk)) for length in lengths]
-        calls = torch.zeros_like(rng.keys) + rng.calls
         if self.rows:
-            width = max(self._state.tokens.shape[1], begun.tokens.shape[1])
-            mask_id = self.model.denoiser.vocab.mask_id
-            self._state = self._state.widened(width, mask_id).joined(begun.widened(width, mask_id))
-            self._rng = CounterRNG.resumed(torch.cat([self._rng.keys, rng.keys]), torch.cat([self._calls, calls]))
-        else:
-            self._state, self._rng = begun, CounterRNG.resumed(rng.keys, calls)
-        if self.width is not None:
-            self._state = self._state.widened(self.width, self.model.denoiser.vocab.mask_id)
+            old, width = self.present, max(self.present.state.tokens.shape[1], state.tokens.shape[1])
+            state = old.state.widened(width, mask_id).joined(state.widened(width, mask_id))
+            keys, calls = torch.cat([old.keys, keys]), torch.cat([old.calls, calls])
         self.rows += new
-        self._arrange()
+        self._arrange(state if self.width is None else state.widened(self.width, mask_id), keys, calls)
         return new
 
     @torch.no_grad()
     def remove(self, rows: Sequence[BatchRow]) -> None:
         """Rows that have ended, or that nobody wants any more, leave."""
-        gone = {id(row) for row in rows}
+        gone, now = {id(row) for row in rows}, self.present
         kept = [i for i, row in enumerate(self.rows) if id(row) not in gone]
+        if len(kept) == len(self.rows):
+            return
         self.rows = [self.rows[i] for i in kept]
         if self.rows:
-            places = torch.tensor(kept, device=self._state.tokens.device)
-            self._state = self._state.changed(lambda each: each[places])
-            self._rng = CounterRNG.resumed(self._rng.keys[places], self._calls[places])
-            self._arrange()
+            places = torch.tensor(kept, device=now.keys.device)
+            self._arrange(now.state.changed(lambda each: each[places]), now.keys[places], now.calls[places])
 
     @torch.no_grad()
     def step(self) -> Seen:
         """One evaluation, one step of every row. Rows that have ended stay as they are until they are removed."""
         if any(row.taken == len(row.walk) for row in self.rows):
             raise ValueError("a row is at its walk's end: remove it")
-        moved = self._advance(phases_of(self.plan, {row.walk.phases[row.taken] for row in self.rows}))
-        done = self._state.done.tolist() if self._may_end else [False] * len(self.rows)
+        phases = phases_of(self.plan, {row.walk.phases[row.taken] for row in self.rows})
+        graphs = self.model.graphs if self._captured else None
+        seen = self._step(phases) if graphs is None else graphs.step(self, phases)
+        done = self.present.state.done.tolist() if self._may_end else [False] * len(self.rows)
         for row, early in zip(self.rows, done, strict=True):
             row.taken += 1
             row.ended = early or row.taken == len(row.walk)
-        return self._seen(moved)
+        return seen
 
     @property
     def seen(self) -> Seen:
         """The rows as they stand, nothing having moved."""
-        return self._seen(torch.zeros(self._state.tokens.shape, dtype=torch.int8, device=self._state.tokens.device))
+        return shown(self.present.state, torch.zeros_like(self.present.state.tokens, dtype=torch.int8))
 
-    def _seen(self, moved: Tensor) -> Seen:
-        state = self._state
-        return Seen(state.tokens, moved, state.log_p, state.counts, state.nfe)
+    def _step(self, phases: Sequence[int]) -> Seen:
+        groups = self.present.groups
+        if self._may_end:
+            groups = tuple(each for each in groups if not all(row.ended for row in self.rows[each.rows]))
+        own = None if self._by_row else self.rows[0].walk.step(self.rows[0].taken)
+        now, moved = advance(self.model, self.plan, replace(self.present, groups=groups), phases, own)
+        self.present = replace(now, groups=self.present.groups)
+        return shown(now.state, moved)
 
-    @property
-    def _calls(self) -> Tensor:
-        assert isinstance(self._rng.calls, Tensor)
-        return self._rng.calls
-
-    def _arrange(self) -> None:
-        """What is read off the rows whenever others are there: steps, groups, temperatures."""
-        device = self._state.tokens.device
-        heats = [row.temperature for row in self.rows]
-        each = torch.tensor(heats, dtype=torch.float64, device=device)[:, None] if len(set(heats)) > 1 else heats[0]
-        self._filters = replace(self.plan.filters, temperature=each)
-        lengths, always = [row.length for row in self.rows], self.width is not None
-        if self._grouping is not None:
-            self._groups = self._grouping(lengths)
-        else:
-            self._groups = row_groups(self._state.tokens, lengths, self.plan.rows_per_forward, always)
-        if self._by_row:
-            walks = list({id(row.walk): row.walk for row in self.rows}.values())
-            ends = [*accumulate(map(len, walks), initial=0)]
-            starts = {id(walk): start for walk, start in zip(walks, ends, strict=False)}
-            tables = zip(*(walk.table() for walk in walks), strict=True)
-            self._tables = [torch.cat(part).to(device) for part in tables]
-            self._at = torch.tensor([starts[id(row.walk)] + row.taken for row in self.rows], device=device)
-
-    def _advance(self, phases: Sequence[int]) -> Tensor:
-        """The step itself, [B, L] what moved: on tensors alone, so that nothing waits for the device."""
-        # evaluate
-        step, prediction = self._step(), None
-        if not self.plan.sampler.reads_network:
-            active = [group for group in self._groups if not all(row.ended for row in self.rows[group.rows])]
-            prediction = Prediction(self.model.denoiser, active, self._state.tokens, step.t, self._filters)
-        context = Context(self.model, self.plan, self._state, step, self._rng, prediction, self._filters)
-        # decide and move
-        new = _moves(context, phases[0]) if len(phases) == 1 else _moves_by_phase(context, phases)
-        # record
-        self._state, moved = _record(context, new)
-        return moved
-
-    def _step(self) -> Step:
+    def _walk(self, plan: SamplingPlan, state: State) -> Walk:
+        """The steps of new rows: those of rows already here, if they are the same."""
+        key = (plan.times, plan.scale, plan.end)
         if not self._by_row:
-            return self.rows[0].walk.step(self.rows[0].taken)
-        step = columns(*(table[self._at] for table in self._tables))
-        self._at = self._at + 1
-        return step
+            return replace(Walk.of(self.model, plan, state.updatable), key=key).to(state.tokens.device)
+        same = next((row.walk for row in self.rows if row.walk.key == key), None)
+        return same or replace(Walk.of(self.model, plan, state.updatable), key=key)
+
+    def _arrange(self, state: State, keys: Tensor, calls: Tensor) -> None:
+        """Make `present` anew, of whoever is here now."""
+        device, heats, lengths = keys.device, [r.temperature for r in self.rows], [r.length for r in self.rows]
+        each = torch.tensor(heats, dtype=torch.float64, device=device)[:, None] if len(set(heats)) > 1 else heats[0]
+        walks = list({id(row.walk): row.walk for row in self.rows}.values())
+        starts = dict(zip(map(id, walks), accumulate(map(len, walks), initial=0), strict=False))
+        real, whole = zip(*(walk.table() for walk in walks), strict=True)
+        self.present = Present(
+            state=state,
+            keys=keys,
+            calls=calls,
+            at=torch.tensor([starts[id(row.walk)] + row.taken for row in self.rows], device=device),
+            pace=torch.ones_like(keys),
+            tables=(torch.cat(real).to(device), torch.cat(whole).to(device)),
+            filters=replace(self.plan.filters, temperature=each),
+            groups=self._grouped(state, lengths),
+        )
+        self.place = None
+        self._captured = self.model.graphs is not None and self.model.graphs.why_not(self) is None
+
+    def _grouped(self, state: State, lengths: Sequence[int]) -> tuple[Group, ...]:
+        if self._grouping is not None:
+            return self._grouping(lengths)
+        return row_groups(state.tokens, lengths, self.plan.rows_per_forward, self.width is not None)
+
+
+def advance(
+    model: Model, plan: SamplingPlan, now: Present, phases: Sequence[int], step: Step | None = None
+) -> tuple[Present, Tensor]:
+    """(The rows after a step, [B, L] what moved). Tensors in, tensors out: nothing in here waits for the device.
+
+    `phases` are those that some row is in; `step` is the one of all rows, for samplers that want one.
+    """
+    # evaluate
+    step = columns(*(table[now.at] for table in now.tables)) if step is None else step
+    prediction, rng = None, CounterRNG.resumed(now.keys, now.calls)
+    if not plan.sampler.reads_network:
+        prediction = Prediction(model.denoiser, now.groups, now.state.tokens, step.t, now.filters)
+    state = replace(now.state, memory=dict(now.state.memory))
+    context = Context(model, plan, state, step, rng, prediction, now.filters)
+    # decide and move
+    new = _moves(context, phases[0]) if len(phases) == 1 else _moves_by_phase(context, phases)
+    # record
+    state, moved = _record(context, new)
+    assert isinstance(rng.calls, Tensor)
+    return replace(now, state=state, calls=rng.calls, at=now.at + now.pace), moved
+
+
+def shown(state: State, moved: Tensor) -> Seen:
+    """What a frame shows of it."""
+    return Seen(state.tokens, moved, state.log_p, state.counts, state.nfe)
 
 
 def _begin(rows: TokenRows, sampler: Sampler) -> State:
@@ -326,7 +357,7 @@ def _record(context: Context, new: Tokens) -> tuple[State, Tensor]:
         updatable=state.updatable if done is state.done else state.updatable & ~done[:, None],
         log_p=torch.where(changed, new.log_p, state.log_p if standing is None else standing).to(torch.float32),
         log_p_when_drawn=torch.where(changed, new.log_p, state.log_p_when_drawn).to(torch.float32),
-        counts=state.counts + torch.stack([(moved == kind).sum(1) for kind in (1, 2, 3)], dim=1),
+        counts=state.counts + (moved[..., None] == torch.arange(1, 4, device=moved.device)).sum(1),
         nfe=state.nfe + (~state.done).to(torch.int64),
         done=done,
         memory=state.memory,

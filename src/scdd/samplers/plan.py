@@ -115,6 +115,7 @@ class Walk:
     times: Grid
     levels: Levels  # [len(times)] each; the last are clean data's where time ends at 0, whatever the schedule
     phases: tuple[int, ...]
+    key: object = None  # walks of equal keys are the same, where a batch made them
 
     @classmethod
     def of(cls, model: Model, plan: SamplingPlan, updatable: Tensor) -> Walk:

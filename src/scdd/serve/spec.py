@@ -41,10 +41,11 @@ class ServeSpec:
     length: int | None = None
     batch: int | None = None
     group: int | None = None
+    graphs: bool = True
 
     def load(self) -> LM:
         """The model, on its device."""
-        lm = load(self.model, process=self.process, device=self.device, overrides=self.changes)
+        lm = load(self.model, process=self.process, device=self.device, overrides=self.changes, graphs=self.graphs)
         if self.compiled:
             lm.compile()
         return lm

@@ -16,9 +16,10 @@ def add_norm(
 
     x and delta [B, L, D]; scale and shift [R, 1, D] float32 with R = 1 or B; no delta adds nothing. On a GPU, while
     gradients are wanted, one kernel does the backward pass: the compiler's own reads everything twice, once along rows
-    for the input's gradient and once along columns for scale's and shift's.
+    for the input's gradient and once along columns for scale's and shift's. Without gradients the kernel runs as well, unless a
+    compiler is there to fuse what the reference does in six.
     """
-    if delta is not None and _pays(impl, x):
+    if delta is not None and (_alone(impl, x) or _pays(impl, x)):
         from scdd.ops.norm.triton import add_norm as fused
 
         return fused(x, delta, scale, shift)
@@ -33,12 +34,16 @@ def add_rms_norm(
     x and delta [B, L, D]; scale [D] float32; eps is added to the mean square. On a GPU the kernels also run without
     gradients, unless a compiler is there to fuse what the reference does in eight.
     """
-    alone = choose(impl, x) == "triton" and not torch.compiler.is_compiling()
-    if delta is not None and (alone or _pays(impl, x)):
+    if delta is not None and (_alone(impl, x) or _pays(impl, x)):
         from scdd.ops.norm.triton import add_rms_norm as fused
 
         return fused(x, delta, scale, eps)
     return reference.add_rms_norm(x, delta, scale, eps)
+
+
+def _alone(impl: str, x: Tensor) -> bool:
+    """Whether no compiler is there to fuse anything."""
+    return choose(impl, x) == "triton" and not torch.compiler.is_compiling()
 
 
 def _pays(impl: str, x: Tensor) -> bool:

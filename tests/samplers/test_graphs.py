@@ -1,0 +1,360 @@
+"""Captured steps: the same texts and frames as without, whatever comes between; and nothing in a step that a capture forbids."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import scdd
+from scdd.core import Head
+from scdd.core.rng import CounterRNG
+from scdd.ops.common import NO_FILTERS, Filters
+from scdd.ops.head import Draw, HeadStats, reference
+from scdd.samplers import prediction
+from scdd.samplers.ancestral import Ancestral
+from scdd.samplers.base import Model, Sampler, grid
+from scdd.samplers.graphs import Replay, StepGraphs
+from scdd.samplers.last_pass import argmax
+from scdd.samplers.loop import Frame, RowBatch, TokenRows, sample_loop
+from scdd.samplers.options import SamplingOptions
+from scdd.samplers.plan import SamplingPlan
+
+from .test_row_batch import CASES, NOISY, VOCAB, Patient, asked, fits, model, together
+
+FINALS = ("ancestral", "masks-only", "greedy")
+
+
+class Rerun:
+    """Runs a step again where a GPU would replay it: on the same tensors, which is what a graph does."""
+
+    def __init__(self) -> None:
+        self.replays = 0
+
+    def __call__(self, run: Callable[[], None]) -> Replay:
+        def replay() -> None:
+            self.replays += 1
+            run()
+
+        return type("Again", (), {"replay": staticmethod(replay)})()
+
+
+def frames(m: Model, sampler: Sampler, device: str = "cpu", **how: Any) -> list[Frame]:
+    """A walk of five rows of different lengths, three of them at a time."""
+    options = SamplingOptions(**{k: how.pop(k) for k in ("final", "tolerance") if k in how})
+    filters = how.pop("filters", Filters(top_p=0.9, temperature=0.8))
+    plan = SamplingPlan(
+        sampler, grid("uniform", 6), filters, options=options, **{"rows_per_forward": 3, "record": True, **how}
+    )
+    z = torch.full((5, 12), VOCAB.mask_id)
+    z[:, 0] = torch.arange(20, 25)
+    rows = TokenRows(z.to(device), (z != VOCAB.mask_id).to(device), [12, 9, 12, 7, 4])
+    return list(sample_loop(m, plan, rows, CounterRNG(3, range(5), device)))
+
+
+def equal(some: list[Frame], others: list[Frame]) -> bool:
+    """All that they show; of rows that have ended, log x_θ is not looked at any more, or may be."""
+    ended = torch.zeros_like(some[0].nfe)
+    for one, other in zip(some, others, strict=True):
+        going = (one.nfe > ended)[:, None]
+        ended = one.nfe
+        kept = [each._replace(log_p=torch.where(going, each.log_p, 0.0).nan_to_num(9.0)) for each in (one, other)]
+        for a, b in zip(*kept, strict=True):
+            if not (torch.equal(a, b) if isinstance(a, Tensor) and isinstance(b, Tensor) else a == b):
+                return False
+    return True
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_captured_steps_are_the_steps(case: str) -> None:
+    """Every frame, bit by bit; of the second walk too, which begins with what the first one captured."""
+    process, sampler = CASES[case]
+    again = Rerun()
+    plain = model(process)
+    with_graphs = replace(plain, graphs=StepGraphs(again))
+    for final, more in [
+        *((final, {}) for final in FINALS),
+        ("greedy", {"tolerance": 3.0}),
+        ("none", {"last_pass": argmax}),
+    ]:
+        how = "tolerance" if "tolerance" in more else "pass" if more else "plain"
+        if fits(sampler, how):
+            wanted = frames(plain, sampler, final=final, **more)
+            for _ in range(2 if final == "greedy" else 1):
+                assert equal(frames(with_graphs, sampler, final=final, **more), wanted)
+    assert again.replays > 10
+
+
+@pytest.mark.parametrize("case", ["scdd", "p2", "threshold", "gidd-correct"])
+def test_rows_join_captured_batches(case: str) -> None:
+    """Rows that come and go, with temperatures of their own, move in and out of the captured tensors."""
+    process, sampler = CASES[case]
+    again, plain = Rerun(), model(process)
+    asks = asked(sampler, "greedy", heats=(0.5, 1.0, 1.7), rows_per_forward=4)
+    wanted = together(plain, asks, width=16)
+    with_graphs = replace(plain, graphs=StepGraphs(again))
+    for _ in range(3):
+        assert together(with_graphs, asks, width=16) == wanted
+    assert again.replays
+
+
+def test_batches_that_take_turns_keep_their_rows() -> None:
+    """Two walks of one shape, a step each in turn, and more shapes than are kept."""
+    plain, again = model(NOISY), Rerun()
+    with_graphs = replace(plain, graphs=StepGraphs(again, most=1))
+    alone = [
+        frames(plain, Ancestral(), seed=i, final=final) for i, final in enumerate(("ancestral", "ancestral", "greedy"))
+    ]
+
+    def started(final: str) -> Iterator[Frame]:
+        plan = SamplingPlan(
+            Ancestral(), grid("uniform", 6), Filters(top_p=0.9, temperature=0.8), record=True, rows_per_forward=3,
+            options=SamplingOptions(final=final),  # type: ignore[arg-type]
+        )  # fmt: skip
+        z = torch.full((5, 12), VOCAB.mask_id)
+        z[:, 0] = torch.arange(20, 25)
+        return sample_loop(
+            with_graphs, plan, TokenRows(z, z != VOCAB.mask_id, [12, 9, 12, 7, 4]), CounterRNG(3, range(5))
+        )
+
+    walks = [started(final) for final in ("ancestral", "ancestral", "greedy")]
+    found = [list(each) for each in zip(*zip(*walks, strict=True), strict=True)]
+    for mine, wanted in zip(found, alone, strict=True):
+        assert equal(mine, wanted)
+    with_graphs.graphs.clear()  # type: ignore[union-attr]
+    assert equal(frames(with_graphs, Ancestral()), frames(plain, Ancestral()))
+
+
+def test_frames_are_kept_as_they_were() -> None:
+    """A frame is a copy: later steps and walks do not write over it."""
+    m = replace(model(NOISY), graphs=StepGraphs(Rerun()))
+    shown = [(frame, frame.tokens.clone()) for frame in frames(m, Ancestral())]
+    frames(m, Ancestral(), seed=5)
+    assert all(torch.equal(frame.tokens, before) for frame, before in shown)
+    assert len({tuple(frame.tokens.reshape(-1).tolist()) for frame, _ in shown}) == len(shown)
+
+
+def test_what_is_not_captured_says_why() -> None:
+    m, ask = model(NOISY), asked(Patient(), "ancestral")[0]
+    graphs = StepGraphs()
+    for plan, reason in [(ask.plan, "one step for all rows"), (replace(ask.plan, sampler=Ancestral()), "no GPU")]:
+        batch = RowBatch(m, plan)
+        batch.add(ask.rows, ask.rng)
+        assert reason in str(graphs.why_not(batch))
+
+
+def test_a_network_that_cannot_be_captured_is_walked() -> None:
+    plain = model(NOISY)
+
+    def refuses(run: Callable[[], None]) -> Replay:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    assert equal(frames(replace(plain, graphs=StepGraphs(refuses)), Ancestral()), frames(plain, Ancestral()))
+
+
+# -- what a capture forbids, seen without a GPU ------------------------------------------------------------------------
+
+HOST = {
+    "_local_scalar_dense", "nonzero", "nonzero_static", "is_nonzero", "equal", "masked_select", "unique_dim", "_unique2", "unique_consecutive",
+    "lift_fresh", "lift_fresh_copy", "repeat_interleave", "bincount",
+}  # fmt: skip
+
+
+class Watch(TorchDispatchMode):
+    """Refuses what waits for the host or takes data from it, and counts kernels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernels: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        assert name not in HOST, f"{name} waits for the host, or takes data from it"
+        picks = [
+            x
+            for x in (args[1] if len(args) > 1 and name in ("index", "index_put", "index_put_") else [])
+            if x is not None
+        ]
+        assert not any(x.dtype in (torch.bool, torch.uint8) for x in picks), f"{name} by a mask has no size of its own"
+        made = func(*args, **(kwargs or {}))
+        if not (
+            func.is_view or name in ("empty", "empty_like", "empty_strided", "new_empty", "detach", "_unsafe_view")
+        ):
+            self.kernels[name] += 1
+        return made
+
+
+def dense_stats(hidden: Tensor, head: Head, z_t: Tensor, filters: Filters = NO_FILTERS) -> HeadStats:
+    """What the kernels do in their own way, by definition: nothing in it looks at data from the host."""
+    log_total, log_p_z = reference.head_stats(hidden, head, z_t, filters)
+    return HeadStats(log_total.float(), log_p_z.float(), None)
+
+
+def dense_draw(
+    hidden: Tensor, head: Head, moves: Tensor, u: Tensor, filters: Filters, z_t: Tensor, logits: None
+) -> Draw:
+    tokens, log_p = reference.redraw(hidden, head, u, z_t, filters)
+    return Draw(torch.where(moves, tokens, -1), torch.where(moves, log_p.float(), -torch.inf))
+
+
+def watched(case: str, monkeypatch: pytest.MonkeyPatch, **how: Any) -> Counter[str]:
+    """All steps of a walk but the first under watch; the kernels of one."""
+    monkeypatch.setattr(prediction, "head_stats", dense_stats)
+    monkeypatch.setattr(prediction, "redraw", dense_draw)
+    process, sampler = CASES[case]
+    counts: list[Counter[str]] = []
+
+    def capture(run: Callable[[], None]) -> Replay:
+        def replay() -> None:
+            with Watch() as watch:
+                run()
+            counts.append(watch.kernels)
+
+        return type("Again", (), {"replay": staticmethod(replay)})()
+
+    m = replace(model(process), graphs=StepGraphs(capture))
+    for _ in range(2):
+        frames(m, sampler, rows_per_forward=5, **how)
+    assert len(counts) > 3
+    return counts[0]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_nothing_in_a_step_waits_for_the_host(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    watched(case, monkeypatch, final="greedy")
+
+
+def test_nor_in_other_kinds_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched("scdd", monkeypatch, tolerance=2.0)
+    watched("gidd", monkeypatch, last_pass=argmax)
+    watched("scdd", monkeypatch, filters=Filters(temperature=0.5), draw_filters=Filters(0.5))
+
+
+def test_the_watch_sees_what_it_is_for() -> None:
+    x = torch.arange(4)
+    for forbidden in (
+        lambda: x.max().item(),
+        lambda: x[x > 1],
+        lambda: torch.tensor([1.0]) + x,
+        lambda: (x > 1).nonzero(),
+    ):
+        with pytest.raises(AssertionError, match=r"host|mask"), Watch():
+            forbidden()
+
+
+def test_bookkeeping_takes_few_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each costs about two microseconds in a replay: what is not the network's or the head's is counted here."""
+    whole = watched("scdd", monkeypatch)
+    m, z = model(NOISY), torch.full((5, 12), VOCAB.mask_id)
+    with torch.no_grad(), Watch() as network:
+        hidden = m.denoiser.hidden(z, torch.full((5,), 0.5, dtype=torch.float64))
+    flat, tokens = hidden.flatten(0, 1), z.reshape(-1)
+    filters, moves = Filters(top_p=0.9, temperature=torch.full((60,), 0.8, dtype=torch.float64)), tokens == 0
+    with torch.no_grad(), Watch() as head:
+        dense_stats(flat, m.denoiser.head, tokens, filters)
+        dense_draw(flat, m.denoiser.head, moves, torch.rand(60).double(), filters, tokens, None)
+    rest = whole - network.kernels - head.kernels
+    assert rest.total() <= 185, rest  # of which a GPU's own kernel saves seventy (`ops.outcome`)
+
+
+# -- on a GPU -----------------------------------------------------------------------------------------------------------
+
+
+def on_gpu(case: str) -> Model:
+    plain = model(CASES[case][0])
+    network, head = copy.deepcopy(plain.denoiser), copy.deepcopy(plain.quality)
+    return replace(plain, denoiser=network.to("cuda", torch.bfloat16), quality=head.to("cuda", torch.bfloat16))  # type: ignore[union-attr]
+
+
+def captured_in(m: Model) -> int:
+    assert m.graphs is not None
+    return sum(
+        isinstance(each, torch.cuda.CUDAGraph) for shape in m.graphs._shapes.values() for each in shape.graphs.values()
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", CASES)
+def test_replays_are_the_steps(case: str) -> None:
+    """Every frame, bit by bit, in groups of three and all together, with every final step."""
+    plain, sampler = on_gpu(case), CASES[case][1]
+    with_graphs = replace(plain, graphs=StepGraphs())
+    for final, more in [
+        *((final, {}) for final in FINALS),
+        ("greedy", {"tolerance": 3.0}),
+        ("none", {"last_pass": argmax}),
+    ]:
+        if fits(sampler, "tolerance" if "tolerance" in more else "pass" if more else "plain"):
+            for together_ in (3, None):
+                wanted = frames(plain, sampler, "cuda", final=final, rows_per_forward=together_, **more)
+                for _ in range(2):
+                    found = frames(with_graphs, sampler, "cuda", final=final, rows_per_forward=together_, **more)
+                    assert equal(found, wanted), (final, more, together_)
+    assert captured_in(with_graphs) > 2
+    assert not any(shape.broken for shape in with_graphs.graphs._shapes.values())  # type: ignore[union-attr]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", ["scdd", "p2", "gidd-correct"])
+def test_rows_join_replayed_batches(case: str) -> None:
+    """In one shape a row is the same alone and in any company, replayed or not."""
+    plain, sampler = on_gpu(case), CASES[case][1]
+    with_graphs = replace(plain, graphs=StepGraphs())
+    asks = [
+        replace(ask, z=ask.z.cuda(), frozen=ask.frozen.cuda())
+        for ask in asked(sampler, "greedy", heats=(0.5, 1.0, 1.7), rows_per_forward=8)
+    ]
+    whole = [together(m, asks, width=16) for m in (plain, with_graphs, with_graphs)]
+    assert whole[0] == whole[1] == whole[2]
+    for i, ask in enumerate(asks):
+        [lone] = together(with_graphs, [replace(ask, joins=0)], width=16)
+        assert [each[4] for each in lone] == [each[4] for each in whole[0][i]]
+
+
+@pytest.mark.gpu
+def test_shapes_are_let_go() -> None:
+    plain = on_gpu("scdd")
+    with_graphs = replace(plain, graphs=StepGraphs(most=2))
+    for rows in (1, 2, 3, 4):
+        frames(with_graphs, Ancestral(), "cuda", rows_per_forward=rows)
+    assert len(with_graphs.graphs._shapes) == 2  # type: ignore[union-attr]
+    with_graphs.graphs.clear()  # type: ignore[union-attr]
+    wanted = frames(plain, Ancestral(), "cuda", rows_per_forward=2)
+    assert equal(frames(with_graphs, Ancestral(), "cuda", rows_per_forward=2), wanted)
+
+
+@pytest.mark.gpu
+def test_changed_weights_are_seen() -> None:
+    plain = on_gpu("scdd")
+    with_graphs = replace(plain, graphs=StepGraphs())
+    before = frames(with_graphs, Ancestral(), "cuda")
+    with torch.no_grad():
+        for parameter in plain.denoiser.parameters():  # type: ignore[attr-defined]
+            parameter.mul_(0.7)
+    after = frames(with_graphs, Ancestral(), "cuda")
+    assert equal(after, frames(plain, Ancestral(), "cuda"))
+    assert not equal(after, before)
+
+
+@pytest.mark.gpu
+def test_the_bundled_model_says_the_same_with_graphs_and_without() -> None:
+    lm = scdd.load(device="cuda")
+    assert lm.graphs
+    how: dict[str, Any] = {"length": 40, "steps": 12, "record": True}
+    with_graphs = [lm.generate(3, **how) for _ in range(2)]
+    assert captured_in(lm.engine.model)
+    lm.graphs = False
+    without = lm.generate(3, **how)
+    for samples in with_graphs:
+        assert [each.text for each in samples] == [each.text for each in without]
+        for one, other in zip(samples, without, strict=True):
+            assert one.trajectory is not None
+            assert other.trajectory is not None
+            assert torch.equal(one.trajectory.tokens, other.trajectory.tokens)
