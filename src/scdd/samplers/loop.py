@@ -35,7 +35,7 @@ from scdd.samplers.base import (
 )
 from scdd.samplers.final import finalised, stopping_rows, towards_the_end
 from scdd.samplers.plan import SamplingPlan, Walk, by_row, columns, company
-from scdd.samplers.prediction import Group, Prediction, row_groups
+from scdd.samplers.prediction import Group, Grouping, Prediction, row_groups
 
 KEPT, UNMASKED, CORRECTED, REMASKED = 0, 1, 2, 3
 KINDS = ("kept", "unmasked", "corrected", "remasked")
