@@ -139,6 +139,8 @@ class Recorded(NamedTuple):
     tokens: Tensor
     moved: Tensor
     log_p: Tensor
+
+
 Choose = Callable[[tuple[Sample, ...]], tuple[Sample, ...]]
 
 

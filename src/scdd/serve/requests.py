@@ -67,7 +67,7 @@ class Body(BaseModel):
 
     def chosen(self, options: type[Options]) -> dict[str, Any]:
         """What was asked for of these options."""
-        known = {each.name for each in fields(options)} - {"length"}
+        known = {each.name for each in fields(options)} - {"length"}  # type: ignore[arg-type]
         names = [name for name in type(self).model_fields if name in known]
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
