@@ -268,3 +268,22 @@ def test_an_error_is_the_one_jobs_that_made_it(lm: LM) -> None:
     for job in (jobs[1], score):
         assert str(job.future.exception()) == "no memory"
     assert turns.batches.room == 12
+
+
+def test_what_is_nobodys_mistake_leaves_a_worker_that_works(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    from scdd.serve import batches
+
+    jobs = [service.generate(ask.Generate(length=20, steps=2, seed=i)) for i in range(3)]
+    settled, calls = batches.settle, iter([True])
+
+    def broken(*args: Any) -> None:
+        if next(calls, False):
+            raise OSError("a bug")
+        settled(*args)
+
+    monkeypatch.setattr(batches, "settle", broken)
+    service.scheduler.submit(jobs[:2])
+    jobs[0].future.add_done_callback(lambda _: service.scheduler.submit(jobs[2:]))
+    jobs[2].future.add_done_callback(lambda _: service.scheduler.close())
+    service.scheduler.work()
+    assert [type(job.future.exception()) for job in jobs] == [OSError, OSError, type(None)]

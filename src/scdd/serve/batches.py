@@ -164,7 +164,8 @@ class Batches:
             each = cost(ask.due.window.stop - ask.due.window.start)
             live.entries.append(Entry(ask, row, each, [] if _recorded(ask.job) else None))
         if any(row.ended for row in rows):  # no step at all
-            self._look(live, live.batch.seen, {id(row) for row in rows})
+            seen = live.batch.seen
+            self._look(live, seen, shown(seen), {id(row) for row in rows})
 
     # -- walking ------------------------------------------------------------------------------------------------------
 
@@ -173,6 +174,9 @@ class Batches:
         self.meters.batch_jobs.observe(len({id(entry.ask.job) for entry in live.entries}))
         try:
             seen = live.batch.step()
+            found = (
+                shown(seen) if any(_needed(entry) for entry in live.entries) else None
+            )  # a GPU tells late what failed
         except Exception as error:
             self._failed(live, error)
             return
@@ -182,21 +186,20 @@ class Batches:
         for entry in live.entries:
             entry.ask.job.left -= entry.cost
             self.spent += entry.cost
-        self._look(live, seen)
+        self._look(live, seen, found)
 
-    def _look(self, live: Live, seen: Rows, among: set[int] | None = None) -> None:
-        """Tell watchers, and let ended rows go. The device is read once, and only if somebody needs it."""
+    def _look(self, live: Live, seen: Rows, found: Shown | None, among: set[int] | None = None) -> None:
+        """Tell watchers, and let ended rows go. `found`: the rows as read off the device, which nobody may need."""
         needed: list[tuple[int, Entry]] = []
         for place, entry in enumerate(live.entries):
             if among is not None and id(entry.row) not in among:
                 continue
             if entry.kept is not None:
                 entry.kept.append((*entry.row.moment, seen.tokens[place], seen.moved[place], seen.log_p[place]))
-            if entry.row.ended or (entry.kept is not None and entry.ask.job.watch is not None):
+            if _needed(entry):
                 needed.append((place, entry))
-        if not needed:
+        if found is None:
             return
-        found = shown(seen)
         gone = [entry.row for _, entry in needed if entry.row.ended]
         if gone:
             live.batch.remove(gone)
@@ -271,6 +274,11 @@ class Batches:
 
 def _recorded(job: Job) -> bool:
     return job.run is not None and job.run.plan.record
+
+
+def _needed(entry: Entry) -> bool:
+    """Whether somebody wants to know its row now."""
+    return entry.row.ended or (entry.kept is not None and entry.ask.job.watch is not None)
 
 
 def _tell(entry: Entry, found: Shown, place: int) -> None:

@@ -118,7 +118,10 @@ class Scheduler:
 
     def _turn(self, turns: Turns) -> None:
         start = time.monotonic()
-        turns.turn()
+        try:
+            turns.turn()
+        except Exception as error:  # a worker that ends would leave everybody waiting
+            turns.give_up(error)
         turns.seconds += time.monotonic() - start
         if turns.idle or turns.seconds > OFTEN:
             cost, seconds = turns.spent()

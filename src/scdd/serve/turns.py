@@ -28,12 +28,14 @@ class Turns:
     def __init__(self, denoiser: Denoiser, sharing: Sharing, meters: Meters, most: int) -> None:
         """`most`: texts under way at a time."""
         self.meters = meters
-        self.batches = Batches(denoiser, sharing, meters, most, self._drawn, self._fail)
+        self._made_of = (denoiser, sharing, meters, most, self._drawn, self._fail)
+        self.batches = Batches(*self._made_of)
         self.refill: Callable[[], object] = lambda: None
         """Takes more jobs; asked between two evaluations of a long piece of work."""
         self._short: deque[Work] = deque()
         self._long: deque[Work] = deque()
         self._working: list[Job] = []  # a long piece of work, and inside of it maybe a short one
+        self._broken: Exception | None = None
         self._begun = False  # whether the long one has made an evaluation
         self._done = 0.0  # cost of the work that was done
         self.seconds = 0.0  # since `spent` was asked for
@@ -77,6 +79,16 @@ class Turns:
             self._begun = False
             self._do(*self._long.popleft())
 
+    def give_up(self, error: Exception) -> None:
+        """Something went wrong that is no job's own: all that was taken is answered with it, and others can come."""
+        jobs = [job for job in self.jobs() if not job.future.done()]
+        self.batches = Batches(*self._made_of)
+        self._short.clear()
+        self._long.clear()
+        self._broken = None
+        for job in jobs:
+            self._fail(job, error)
+
     def before(self, z: Tensor) -> None:
         """An evaluation that is no step is about to happen in this thread."""
         if not self._working:
@@ -84,13 +96,20 @@ class Turns:
         job = self._working[-1]
         if len(self._working) == 1 and job.long:
             if self._begun:
-                self.refill()
-                self.turn()
+                self._inside()
             self._begun = True
         if not job.wanted:
             raise Abandoned
         self.meters.evaluations.inc()
         self.meters.evaluated_rows.inc(z.shape[0])
+
+    def _inside(self) -> None:
+        try:
+            self.refill()
+            self.turn()
+        except Exception as error:  # not the fault of the work that it happens in
+            self._broken = error
+            raise
 
     def _queue(self, job: Job, work: Callable[[], Any]) -> None:
         (self._long if job.long else self._short).append((job, work))
@@ -110,6 +129,8 @@ class Turns:
             answer = work()
         except Exception as error:
             self._fail(job, error)
+            if error is self._broken:
+                raise
         else:
             job.future.set_result(answer)
             self._done += job.left
