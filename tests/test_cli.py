@@ -15,7 +15,6 @@ import typer
 
 from scdd import __version__
 from scdd.cli import main as cli
-from scdd.cli import main as machine
 from scdd.core.errors import UserError
 from scdd.recipe.load import dumps, load, loads
 
@@ -223,47 +222,9 @@ def test_recipe_schema_is_json_and_list_names_nano(capsys: pytest.CaptureFixture
     assert "nano" in capsys.readouterr().out.split()
 
 
-@pytest.mark.parametrize(
-    ("verb", "load", "told"),
-    [
-        ("sample", "0.1 0.1 0.1 1/77 5", {"GOMP_SPINCOUNT": machine.SPINS}),
-        ("sample", "0.1 0.1 0.1 2/77 5", {"OMP_WAIT_POLICY": "PASSIVE"}),
-        ("serve", "0.1 0.1 0.1 1/77 5", {"OMP_WAIT_POLICY": "PASSIVE"}),
-        ("sample", "", {"OMP_WAIT_POLICY": "PASSIVE"}),
-        ("sample", None, {"OMP_WAIT_POLICY": "PASSIVE"}),
-    ],
-)
-def test_threads_spin_only_in_brief_verbs_on_an_idle_machine(
-    verb: str, load: str | None, told: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if load is not None:
-        (tmp_path / "loadavg").write_text(load)
-    monkeypatch.setattr(machine, "LOAD", tmp_path / "loadavg")
-    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
-        monkeypatch.setenv(name, "mine")  # so that it is put back afterwards
-    machine.calm_threads(verb)
-    assert os.environ["OMP_WAIT_POLICY"] == "mine", "what was set stays"
-    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
-        monkeypatch.delenv(name)
-    machine.calm_threads(verb)
-    assert {name: os.environ.get(name) for name in told} == told
-    assert len({"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & set(os.environ)) == 1
-
-
 def test_the_face_is_whole() -> None:
     """Every name that the package promises is there, and `dir` shows no others."""
     import scdd
 
     assert all(getattr(scdd, name) is not None for name in scdd.__all__)
     assert dir(scdd) == sorted(scdd.__all__)
-
-
-@pytest.mark.parametrize(
-    ("before", "expected"),
-    [("", "10000"), ("import torch", "None"), ("os.environ['OMP_WAIT_POLICY'] = 'ACTIVE'", "None")],
-)
-def test_python_asks_threads_not_to_spin_before_torch_is_there(before: str, expected: str) -> None:
-    code = f"import os\n{before}\nimport scdd\nscdd.UserError\nprint(os.environ.get('GOMP_SPINCOUNT'))"
-    clean = {k: v for k, v in os.environ.items() if k not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
-    found = subprocess.run([sys.executable, "-c", code], env=clean, capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == expected

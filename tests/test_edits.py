@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -28,6 +29,7 @@ from scdd.lm.edits.search import Editor, windows
 from scdd.lm.edits.survey import doubts
 from scdd.lm.edits.words import cut
 from scdd.lm.model import LM
+from scdd.lm.options import OF_MODE
 from scdd.processes.mdlm import MDLM
 from scdd.schedules.masked import Masked
 
@@ -332,3 +334,25 @@ def test_slips_can_be_undone() -> None:
             spoilt = spoilt[: slip.start] + slip.meant + spoilt[slip.end :]
         assert spoilt == text
     assert {"character", "missing", "extra", "swapped words", "repeated word", "capital"} <= kinds <= set(SHARES)
+
+
+def test_who_watches_hears_of_every_word(lm: LM) -> None:
+    text, heard = "The river runs to the sea, and the falcon flies over it. " * 4, list[tuple[int, int]]()
+    correction = lm.to_repair(text, {"mode": "edit"}).at_once(lambda done, total: heard.append((done, total)))
+    words = len(cut(text))
+    assert len(heard) > 1
+    assert {total for _, total in heard} == {words}
+    assert [done for done, _ in heard] == sorted(done for done, _ in heard)
+    assert heard[-1][0] == words
+    assert correction.before == text
+
+
+@pytest.mark.parametrize(("name", "mode"), OF_MODE.items())
+def test_options_of_another_mode_are_refused(name: str, mode: str, lm: LM) -> None:
+    wishes: dict[str, Any] = {name: {"steps": 3, "final": "greedy"}.get(name, 0.5)}
+    for other in ("edit", "reverse", "pass"):
+        if other == mode:
+            assert lm.correct("The river", mode=other, **wishes).mode == mode
+        else:
+            with pytest.raises(UserError, match=f"{name} is of mode {mode}, and the mode is {other}"):
+                lm.correct("The river", mode=other, **wishes)

@@ -16,6 +16,7 @@ from scdd.evals.report.sections import gather, sections
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE, PICTURE, MEASURED = DOCS / "results.md", DOCS / "images" / "results.svg", DOCS / "results"
 RUNS = [MEASURED / name for name in ("mdlm", "gidd", "scdd", "ar")]
+ADAPTED = MEASURED / "adapted"
 AGAINST = ("SCDD", "GIDD+")
 BUDGETS = (8, 16, 32, 64, 128)
 LINE = "<!-- Below this line: python tools/results.py -->\n"
@@ -23,11 +24,24 @@ GREY = "#7d8590"  # words and axes that can be read on white and on black
 
 
 def report() -> str:
-    """Everything below the line: the report without its title, and the tables of the recipe's own way of sampling."""
+    """Everything below the line: the report without its title, the recipe's own way of sampling, the adapted parent."""
     body = markdown("", RUNS, against=AGAINST).split("\n", 1)[1]
-    defaults = sections(gather([MEASURED / "defaults"]))
-    tables = [table.markdown() for section in defaults if section.name == "Generation" for table in section.tables]
-    return "\n".join(["", body, "## As the recipe samples: quadratic grid, temperature 0.9\n", *tables])
+    return "\n".join(
+        [
+            "",
+            body,
+            "## As the recipe samples: quadratic grid, temperature 0.9\n",
+            *tables_of(MEASURED / "defaults", "Generation"),
+            "## SmolLM2-135M, made self-correcting\n",
+            *tables_of(ADAPTED, "Likelihood", "Recovery", "Zero-shot", "Generation"),
+        ]
+    )
+
+
+def tables_of(folder: Path, *names: str) -> list[str]:
+    """The tables of some sections of a report."""
+    found = {section.name: section.tables for section in sections(gather([folder]))}
+    return [table.markdown() for name in names for table in found[name]]
 
 
 def picture() -> str:

@@ -31,7 +31,7 @@ from importlinter.api import read_configuration
 
 STEP = "scdd.training.trainer:Trainer.advance"  # entered once in each optimiser step
 COMMANDS = {
-    "sample": "sample --device=cpu --steps=4 --length=16",
+    "sample": "sample --device=cpu --dtype=float32 --steps=4 --length=16",
     "train": "train nano --device=cpu --out=FOLDER/run --set=training.steps=3 --set=training.max_seconds=600",
 }
 

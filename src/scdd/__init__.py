@@ -10,10 +10,10 @@ Everything here is imported on first use: `import scdd` must not pay for torch.
 
 from __future__ import annotations
 
-import os
-import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from scdd.core import machine
 
 if TYPE_CHECKING:
     from scdd.core.denoiser import Denoiser
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from scdd.schedules.base import Schedule
 
 __version__ = "0.1.0"
+machine.calm_threads(machine.command())  # at once: it comes too late when torch has been loaded
 _HOMES = {
     **{"load": "lm.loading", "LM": "lm.model", "train": "lm.training", "evaluate": "evals.measure.evaluate"},
     **{"Sample": "lm.results", "Correction": "lm.results", "Score": "lm.results", "UserError": "core.errors"},
@@ -63,17 +64,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    _calm_threads()
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-
-
-def _calm_threads() -> None:
-    """Waiting OpenMP threads give up their core soon: beside other work, spinning makes a text take many times as long.
-
-    OpenMP reads this as it is loaded, so it comes too late where torch was imported first; who has set it keeps it.
-    """
-    if "torch" not in sys.modules and {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}.isdisjoint(os.environ):
-        os.environ["GOMP_SPINCOUNT"] = "10000"
 
 
 def __dir__() -> list[str]:

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import pytest
 
+from scdd.core.machine import multiplies_eight_bits
 from tests.docs.pages import CARD, ROOT, blocks, prose
 
 SHORTER = {
@@ -109,6 +110,10 @@ def test_training_and_sharing(place: Path) -> None:
     check(export, run(export.command, place))
 
 
+INT8 = pytest.mark.skipif(not multiplies_eight_bits(), reason="the page shows texts in int8, and this CPU has none")
+
+
+@INT8
 @pytest.mark.parametrize(
     "each", [each for each in ORDINARY if "export" not in each.command], ids=lambda e: e.command[:30]
 )
@@ -121,6 +126,7 @@ def test_measuring(place: Path) -> None:
     check(each, run(each.command + SHORTER["scdd eval recovery"], place))
 
 
+@INT8
 def test_serving(place: Path) -> None:
     pytest.importorskip("uvicorn")
     ask = find("curl")

@@ -144,7 +144,10 @@ def test_a_gguf_file_judges_as_the_same_model_in_a_folder(tmp_path: Path) -> Non
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
     texts = [*TEXTS, tiny.TEXT * 2]
     folder = HubReferenceLM(str(tmp_path))
-    file = open_reference_lm(str(write_gguf(tmp_path / "llama.gguf", model, tokenizer)))
+    beside = tmp_path / "beside"
+    beside.mkdir()
+    (beside / "tokenizer.json").write_text((tmp_path / "tokenizer.json").read_text().replace('"a"', '"á"'))
+    file = open_reference_lm(str(write_gguf(beside / "llama.gguf", model, tokenizer)))  # whose own tokenizer counts
     assert isinstance(file, HubReferenceLM)
     assert file.context == folder.context == 32
     for a, b in zip(file.score(texts), folder.score(texts), strict=True):

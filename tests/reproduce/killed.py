@@ -12,8 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from scdd.reproduce.processes import LocalProcesses
 from scdd.reproduce.records import Records
-from scdd.reproduce.run import LocalProcesses, Task, run
+from scdd.reproduce.run import Task, run
 from scdd.training.trainer import Trainer
 
 

@@ -1,7 +1,8 @@
-"""Running a plan: killed at any point it goes on and ends with the same numbers; one part's failure keeps no other back."""
+"""Running it: killed at any point it goes on and ends with the same numbers; one part's failure keeps no other back."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -14,12 +15,13 @@ from typing import Any
 import pytest
 
 from scdd.core.errors import UserError
+from scdd.reproduce.expand import all_parts
 from scdd.reproduce.parts import NO_CHOICES, corpus_path
-from scdd.reproduce.plan import make_plan
+from scdd.reproduce.processes import LocalProcesses
 from scdd.reproduce.records import Records
-from scdd.reproduce.run import LocalProcesses, Task, execute, group, run
+from scdd.reproduce.run import Outcome, Task, execute, group, run
 from scdd.reproduce.work import Place
-from tests.reproduce.test_plan import scale
+from tests.reproduce.test_parts import scale
 
 
 class Serial:
@@ -31,7 +33,7 @@ class Serial:
 
 def tasks_of(out: Path, *swaps: tuple[str, str]) -> list[Task]:
     plan = scale(*swaps)
-    parts = make_plan(plan, out)
+    parts = all_parts(plan, out)
     place = Place(out, corpus_path(plan, out, NO_CHOICES))
     return group(Records(out).unfinished(parts), place)
 
@@ -122,6 +124,10 @@ def double(item: int) -> tuple[int, str, int]:
     return 2 * item, os.environ.get("CUDA_VISIBLE_DEVICES", ""), os.getpid()
 
 
+def spoilt(item: int) -> Outcome:
+    return Outcome(str(os.getpid()), (), {}, spoilt=True)
+
+
 def endless(item: int) -> str:
     assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []), "Ctrl-C is for the command, which asks once"
     try:
@@ -134,14 +140,42 @@ def endless(item: int) -> str:
 @pytest.mark.dist
 @pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
 def test_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process an item, one a GPU at a time; a process that dies takes nothing with it; time is kept."""
-    found = list(LocalProcesses(gpus=["4", "7"]).map(double, range(6)))
-    assert sorted(value for value, _, _ in found) == [0, 2, 4, 8, 10]
-    assert {gpu for _, gpu, _ in found} == {"4", "7"}
-    assert len({pid for _, _, pid in found}) == 5
+    """A process a GPU, which does one item after the other; one that dies takes its item with it; time is kept."""
+    with LocalProcesses(gpus=["4", "7"]) as processes:
+        found = list(processes.map(double, range(6)))
+        assert sorted(value for value, _, _ in found) == [0, 2, 4, 8, 10]
+        assert {gpu for _, gpu, _ in found} == {"4", "7"}
+        pids = {pid for _, _, pid in found}
+        assert 2 <= len(pids) <= 3, "the one that died was replaced"
+        assert {pid for _, _, pid in processes.map(double, [7, 8, 9])} & pids, "they last"
+    assert not processes.late
+    assert processes.died == [3]
+    assert not multiprocessing.active_children()
+    assert len({outcome.task for outcome in LocalProcesses(1).map(spoilt, range(2))}) == 2, "its GPU answers no more"
     late = LocalProcesses(1, seconds=1.0)
     assert list(late.map(endless, range(3))) == ["stopped"]
     assert late.late
+    short = LocalProcesses(1, seconds=60.0, expected=lambda item: 30.0 * item)
+    assert [value for value, _, _ in short.map(double, [1, 5, 4, 0])] == [2, 0], "what would not end is not begun"
+    assert short.late
+
+
+def test_runs_are_measured_and_dropped(whole: Path, tmp_path: Path) -> None:
+    """The same numbers, and no weights; asked for more, a run is trained again."""
+    tasks = group(
+        [part for task in tasks_of(tmp_path) for part in task.parts], Place(tmp_path, str(tmp_path / "data")), True
+    )
+    assert [task.name for task in tasks] == ["data", "scdd/seed-0"]
+    assert not run(tasks, Serial()).failed
+    disturbed = results(whole)
+    assert all(disturbed[name] == found for name, found in results(tmp_path).items())
+    assert not list(tmp_path.rglob("*.safetensors"))
+    assert tasks_of(tmp_path) == []
+    more = tasks_of(tmp_path, ("counts: [3]", "counts: [3, 5]"))
+    assert [part.name for task in more for part in task.parts] == [
+        "train/scdd/seed-0",
+        "measure/recovery/SCDD/seed-0/ours/k-5",
+    ]
 
 
 def test_a_task_is_done_in_its_own_log(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

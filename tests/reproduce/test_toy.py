@@ -22,7 +22,7 @@ judge = server  # a fixture
 
 
 @pytest.mark.dist
-@pytest.mark.timeout(900)  # two minutes on a quiet machine of two cores
+@pytest.mark.timeout(900)  # a quarter of a minute on a quiet machine of two cores
 def test_toy(judge: tuple[Model, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     command = ["reproduce", "toy", "--out", str(out), "--llm", "local", "--base-url", judge[1]]

@@ -148,6 +148,16 @@ def test_two_samplers_of_one_training_are_paired() -> None:
     assert told(alike, better()) == [HOLDS], "two trainings of one loss, to the same weights"
 
 
+def test_two_numbers_for_one_thing_decide_nothing() -> None:
+    made = runs([0.7, 0.7, 0.7])
+    assert told([*made, made[0]], better()) == [HOLDS], "the same number twice is one"
+    [one] = findings([*made, drawn("a", 0, 32, 5.0)], [better()], ROLES)
+    assert (one.verdict, one.missing) == (
+        UNMEASURED,
+        "gen_ppl of a, seed 0, was measured twice at 32, with different results",
+    )
+
+
 def test_chance_is_seldom_taken_for_a_result() -> None:
     """Where nothing differs, at most one family in twenty has any verdict but undecided."""
     rng, rounds, wrong = np.random.default_rng(2), 200, 0

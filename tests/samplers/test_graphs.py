@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -14,13 +14,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import scdd
-from scdd.core import Head
+from scdd.core import Head, Transition
 from scdd.core.rng import CounterRNG
 from scdd.ops.common import NO_FILTERS, Filters
 from scdd.ops.head import Draw, HeadStats, reference
 from scdd.samplers import prediction
 from scdd.samplers.ancestral import Ancestral
-from scdd.samplers.base import Model, Sampler, grid
+from scdd.samplers.base import Context, Model, Sampler, grid
 from scdd.samplers.graphs import Replay, StepGraphs
 from scdd.samplers.last_pass import argmax
 from scdd.samplers.loop import Frame, RowBatch, TokenRows, sample_loop
@@ -141,10 +141,24 @@ def test_frames_are_kept_as_they_were() -> None:
     assert len({tuple(frame.tokens.reshape(-1).tolist()) for frame, _ in shown}) == len(shown)
 
 
+@dataclass
+class Unfrozen(Sampler):
+    """By row, and without a hash."""
+
+    by_row: ClassVar[bool] = True
+
+    def step(self, z_t: Tensor, ctx: Context) -> Transition:
+        return Ancestral().step(z_t, ctx)
+
+
 def test_what_is_not_captured_says_why() -> None:
     m, ask = model(NOISY), asked(Patient(), "ancestral")[0]
     graphs = StepGraphs()
-    for plan, reason in [(ask.plan, "one step for all rows"), (replace(ask.plan, sampler=Ancestral()), "no GPU")]:
+    for plan, reason in [
+        (ask.plan, "one step for all rows"),
+        (replace(ask.plan, sampler=Ancestral()), "no GPU"),
+        (replace(ask.plan, sampler=Unfrozen()), "frozen dataclass"),
+    ]:
         batch = RowBatch(m, plan)
         batch.add(ask.rows, ask.rng)
         assert reason in str(graphs.why_not(batch))

@@ -60,7 +60,12 @@ def test_a_list_is_answered_as_its_texts_alone(client: Client, verb: str) -> Non
     alone = [client.post(f"/v1/{verb}", {"text": text, **more}).json for text in texts]
     answer = client.post(f"/v1/{verb}", {"text": texts, **more})
     assert answer.json == {"model": "tiny", "results": alone}
-    for wrong, said in (([], "at least 1"), ([""], "at least 1"), (["a"] * 9, "is a list of 9"), ([3], "string")):
+    for wrong, said in (
+        ([], "at least 1"),
+        (["a", ""], "text[1] is empty: give at least a word."),
+        (["a"] * 9, "is a list of 9"),
+        ([3], "string"),
+    ):
         refused = client.post(f"/v1/{verb}", {"text": wrong})
         assert refused.status == 400
         assert said in refused.json["error"]["message"]

@@ -83,7 +83,7 @@ def identity(lm: LM, flags: BatchFlags) -> dict[str, str]:
         return {}
     from scdd.evals.measure.model import weights_hash
 
-    return {"model": lm.name, "process": lm.engine.process_name, "weights": weights_hash(lm)}
+    return {"model": lm.name, "process": lm.engine.process_name, "weights": weights_hash(lm), "dtype": lm.dtype}
 
 
 def run_batch(verb: str, flags: BatchFlags, settings: dict[str, Any], ask: Ask, plain: Plain | None) -> None:

@@ -48,6 +48,7 @@ def correct(
     mode = chosen.get("mode", "reverse")
     if record and mode != "reverse":
         raise UserError(f"--trace shows steps, and --mode {mode} takes none: leave it out, or use --mode reverse.")
-    correction = lm.correct(given, freeze=tuple(freeze or ()), seed=flags.seed, blocks=blocks, record=record, **chosen)
+    how = {"freeze": tuple(freeze or ()), "seed": flags.seed, "blocks": blocks, "record": record, **chosen}
+    correction = lm.correct(given, progress=flags.live, **how)
     show_correction(correction, flags)
     save_trace(flags.trace, [correction], lm, "correct")

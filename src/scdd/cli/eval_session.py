@@ -125,6 +125,13 @@ def shared_options(
         ),
     ] = None,
     device: Annotated[str | None, typer.Option(help="cuda or cpu; cuda where there is one.")] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="What the model computes in: float32, bfloat16, or, on a CPU, int8.",
+            show_default="bfloat16 on a GPU, float32 on a CPU",
+        ),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bars.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line, one line a measurement.")] = False,
     no_graphs: NoGraphs = False,
@@ -142,6 +149,7 @@ class Session:
     batch_size: int | None
     live: bool
     as_json: bool
+    dtype: str | None = None
     measured: list[Measurement] = field(default_factory=list)
     plan: Plan | None = None
     """On Ray: what is asked for, until all of it is measured together."""
@@ -162,7 +170,7 @@ class Session:
         """The systems that were named, one after the other, loaded onto this rank's device."""
         from scdd.evals.measure.model import open_model
 
-        place = {"device": str(self.store.world.device), "overrides": changes or ()}
+        place = {"device": str(self.store.world.device), "dtype": self.dtype, "overrides": changes or ()}
         for one in parse_systems(systems):
             model = open_model(one.source, one.label, process=one.process, **place)  # type: ignore[arg-type]
             model.lm.graphs = self.graphs
@@ -254,7 +262,9 @@ def with_session(on_ray: bool = True) -> Callable[[Callable[..., None]], Callabl
             from scdd.evals.measure.tasks import Plan
             from scdd.training.parallel import world
 
-            seed, size, out, device, quiet, as_json, no_graphs, *ray = (given.pop(name) for name in shared)
+            names = ("seed", "batch_size", "out", "device", "dtype", "quiet", "as_json", "no_graphs")
+            seed, size, out, device, dtype, quiet, as_json, no_graphs = (given.pop(name) for name in names)
+            ray = [given.pop(name) for name in shared if name not in names]
             address = ray[0] if ray else None
             with world("auto", device if address is None else "cpu") as here:  # join the ranks
                 if address is not None and here.size > 1:
@@ -264,7 +274,7 @@ def with_session(on_ray: bool = True) -> Callable[[Callable[..., None]], Callabl
                 if here.is_main:
                     make_folder(store.folder)  # or it is heard now, before anything long is measured
                 try:
-                    session = Session(store, seed, size, live, as_json, graphs=not no_graphs)
+                    session = Session(store, seed, size, live, as_json, dtype, graphs=not no_graphs)
                     if address is not None:
                         session.plan, session.pool = Plan(store, size, device), pool_at(address, gpus=device != "cpu")
                     function(session, **given)

@@ -21,7 +21,6 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -29,11 +28,6 @@ from typer.core import TyperCommand, TyperGroup
 
 from scdd import __version__
 from scdd.core.errors import UserError, missing_extra, reason
-
-LOAD = Path("/proc/loadavg")
-BRIEF = ("sample", "infill", "correct", "score", "demo")  # verbs that are over before the load changes
-# Enough for the gaps inside one evaluation; more gains nothing, and costs more if somebody comes.
-SPINS = "10000"
 
 # What the machine refuses and its user can mend, with the cure.
 CURES = {
@@ -159,7 +153,6 @@ def _root(
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `scdd` with these arguments (default: the process's) and return the exit status."""
     given = sys.argv[1:] if argv is None else argv
-    calm_threads(given[0] if given else "")
     collect_rarely()
     show_every_character()
     # Plain help text: rich's markup would swallow words in square brackets such as [MASK].
@@ -200,26 +193,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 # -- how the process gets on with its machine --------------------------------------------------------------------------
-
-
-def calm_threads(verb: str = "") -> None:
-    """Idle OpenMP threads sleep instead of spinning: on a shared CPU spinning costs many times what waking does.
-
-    A brief verb that is alone on the machine lets them spin for some microseconds first, which makes the bundled model a
-    quarter faster on two cores. It must be said before torch is imported, and whoever has set it keeps it.
-    """
-    if {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}.isdisjoint(os.environ):
-        spin = verb in BRIEF and _alone()
-        os.environ.update({"GOMP_SPINCOUNT": SPINS} if spin else {"OMP_WAIT_POLICY": "PASSIVE"})
-
-
-def _alone() -> bool:
-    """Whether no other process wants to run just now; only Linux says so."""
-    try:
-        running = LOAD.read_text(encoding="ascii").split()[3].partition("/")[0]
-    except (OSError, IndexError):
-        return False
-    return running == "1"
 
 
 def collect_rarely() -> None:

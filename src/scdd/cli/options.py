@@ -35,6 +35,13 @@ Device = Annotated[str | None, typer.Option(help="cuda or cpu; cuda where there 
 NoGraphs = Annotated[
     bool, typer.Option("--no-graphs", help="On a GPU, launch every kernel of a step by itself; the texts are the same.")
 ]
+Dtype = Annotated[
+    str | None,
+    typer.Option(
+        help="What to compute in: float32, bfloat16, or, on a CPU, int8 (the large products alone). A seed keeps its text within a dtype.",
+        show_default="bfloat16 on a GPU; on a CPU int8 if stored so and the CPU has it, else float32",
+    ),
+]
 Num = Annotated[int, typer.Option(help="How many texts.")]
 Seed = Annotated[int, typer.Option(help="Sample i of a seed is the same text alone or in any batch.")]
 BatchSize = Annotated[int, typer.Option(help="Texts drawn at a time; changes speed and memory only.")]
@@ -59,6 +66,7 @@ class ModelFlags:
     model: Model = None
     process: Process = None
     device: Device = None
+    dtype: Dtype = None
     json: Json = False
     plain: Plain = False
     no_graphs: NoGraphs = False
@@ -70,7 +78,7 @@ class ModelFlags:
 
     def open(self) -> LM:
         """The model that the flags name."""
-        return open_model(self.model, self.process, self.device, graphs=not self.no_graphs)
+        return open_model(self.model, self.process, self.device, dtype=self.dtype, graphs=not self.no_graphs)
 
 
 @dataclass(frozen=True)
@@ -87,7 +95,8 @@ class DrawFlags(ModelFlags):
             from scdd.trace.output import check_path
 
             check_path(self.trace)
-        return open_model(self.model, self.process, self.device, self.changes, graphs=not self.no_graphs)
+        how = {"dtype": self.dtype, "graphs": not self.no_graphs}
+        return open_model(self.model, self.process, self.device, self.changes, **how)  # type: ignore[arg-type]
 
 
 def open_model(
@@ -95,12 +104,14 @@ def open_model(
     process: str | None = None,
     device: str | None = None,
     changes: list[str] | None = None,
+    dtype: str | None = None,
     graphs: bool = True,
 ) -> LM:
     """The model that the options name."""
     from scdd.lm.loading import load
 
-    return load(model, process=process, device=device, overrides=changes or (), graphs=graphs)
+    how = {"process": process, "device": device, "dtype": dtype, "graphs": graphs}
+    return load(model, overrides=changes or (), **how)  # type: ignore[arg-type]
 
 
 def read_text(text: str | None, file: Path | None = None) -> str:

@@ -21,7 +21,7 @@ from scdd.core.machine import cores
 if TYPE_CHECKING:
     from scdd.reproduce.parts import Part
     from scdd.reproduce.records import Records
-    from scdd.reproduce.run import Summary
+    from scdd.reproduce.run import Summary, Task
 
 COMMAND = RayCommand
 SHOWN = 20  # failures that are told
@@ -48,10 +48,22 @@ def reproduce(
     ] = None,
     minutes: Annotated[
         float | None,
-        typer.Option(help="Begin nothing after so many minutes, and stop what runs; the rest is for next time."),
+        typer.Option(
+            help="Stop after so many minutes; the rest is for next time. With --drop-weights nothing is begun that would not end in time."
+        ),
     ] = None,
+    drop_weights: Annotated[
+        bool,
+        typer.Option(
+            "--drop-weights/--keep-weights",
+            help="Train, measure and delete one run after the other, first seeds first; nothing but numbers stays.",
+        ),
+    ] = False,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes at a time; default: one a GPU, or one a core without GPUs.")
+        int | None,
+        typer.Option(
+            min=1, help="Processes at a time, which may share a GPU; default: one a GPU, or a core without GPUs."
+        ),
     ] = None,
     data: Annotated[str | None, typer.Option(metavar="FOLDER", help="Prepared text in place of the scale's.")] = None,
     judge: Annotated[
@@ -78,8 +90,8 @@ def reproduce(
     from scdd.reproduce.load import load_claims, load_scale
 
     chosen_scale, claims = load_scale(scale), load_claims()  # before torch is imported: a mistake is told at once
+    from scdd.reproduce.expand import all_parts
     from scdd.reproduce.parts import Choices, chosen
-    from scdd.reproduce.plan import make_plan
     from scdd.reproduce.records import Records
     from scdd.reproduce.report import write_report
 
@@ -91,7 +103,7 @@ def reproduce(
         out, data, judge = out.absolute(), _there(data), _there(judge)  # workers have folders of their own
         benchmarks = _there(benchmarks)
     choices = Choices(data, judge, llm, base_url, benchmarks)
-    parts = make_plan(chosen_scale, out, choices)
+    parts = all_parts(chosen_scale, out, choices)
     records, failed = Records(out), 0
     if report:
         if not out.is_dir() or not records.read():
@@ -101,7 +113,12 @@ def reproduce(
     else:
         wanted = chosen(parts, only or ())
         failed = _run(
-            chosen_scale, choices, wanted, parts, records, _Wishes(dry_run, minutes, workers, price, quiet, pool)
+            chosen_scale,
+            choices,
+            wanted,
+            parts,
+            records,
+            _Wishes(dry_run, minutes, workers, price, quiet, drop_weights, pool),
         )
         if dry_run:
             return
@@ -121,13 +138,16 @@ class _Wishes:
         workers: int | None,
         price: float | None,
         quiet: bool,
+        drop_weights: bool = False,
         pool: RayPool | None = None,
     ) -> None:
-        self.dry_run, self.minutes, self.price, self.quiet, self.pool = dry_run, minutes, price, quiet, pool
+        self.dry_run, self.price, self.quiet, self.pool = dry_run, price, quiet, pool
+        self.seconds, self.drop_weights = None if minutes is None else 60 * minutes, drop_weights
         self.gpus = _gpus()
         if workers is not None and self.gpus:
             self.gpus = (self.gpus * -(-workers // len(self.gpus)))[:workers]
         self.workers = len(self.gpus) or workers or cores()
+        self.devices = len(set(self.gpus)) or min(self.workers, cores())
 
 
 def _run(scale: Any, choices: Any, wanted: list[Part], parts: list[Part], records: Records, wishes: _Wishes) -> int:
@@ -135,20 +155,22 @@ def _run(scale: Any, choices: Any, wanted: list[Part], parts: list[Part], record
     from scdd.data.files import make_folder
     from scdd.reproduce import cost
     from scdd.reproduce.parts import corpus_path
-    from scdd.reproduce.run import LocalProcesses, group, run
+    from scdd.reproduce.processes import LocalProcesses
+    from scdd.reproduce.run import group, run
     from scdd.reproduce.work import Place
 
     todo = records.unfinished(wanted)
     corpus = corpus_path(scale, records.out, choices)
     place = Place(records.out, corpus, scale.batch_size)
-    tasks = group(todo, place)
-    found = records.read()
-    needed = cost.estimate(tasks, scale, parts, found)
-    lines = cost.told(needed, wishes.workers, scale.rates, records.out, wishes.price)
+    tasks = group(todo, place, wishes.drop_weights)
+    needed = cost.estimate(tasks, scale, parts, records.read(), wishes.workers)
+    here = wishes.gpus or scale.rates.unit == "core-hours"  # an estimate for GPUs that are elsewhere is of one
+    lines = cost.told(needed, wishes.devices if here else 1, scale.rates, records.out, wishes.price)
     if wishes.dry_run:
         typer.echo(f"{scale.name}: {scale.about.strip()}\n")
-        typer.echo(cost.plan_table(wanted, todo).markdown())
-        for part in todo:
+        typer.echo(cost.parts_table(wanted, todo, needed.rates).markdown())
+        typer.echo(cost.task_table(tasks, needed.rates, wishes.seconds).markdown())
+        for part in (part for task in tasks for part in task.parts):
             typer.echo(f"  {part.name}")
         typer.echo("\n" + "\n".join(lines))
         return 0
@@ -157,10 +179,20 @@ def _run(scale: Any, choices: Any, wanted: list[Part], parts: list[Part], record
     if not wishes.quiet:
         doing = f"{len(todo)} of {len(wanted)} parts to do: {'; '.join(lines)}"
         typer.echo(doing if todo else f"all {len(wanted)} parts are finished", err=True)
-    seconds = None if wishes.minutes is None else 60 * wishes.minutes
-    executor = wishes.pool or LocalProcesses(wishes.workers, wishes.gpus, seconds)
-    with _signals(), _progress(records, wanted, len(wanted) - len(todo), wishes.quiet) as tell:
-        summary = run(tasks, executor, tell)
+    # Rates of this folder were measured as it shares its GPUs; a scale's are of a process alone. What is kept goes on from its
+    # checkpoints next time, so that nothing is lost by beginning it.
+    shared = 1.0 if needed.rates.measured else wishes.workers / wishes.devices
+
+    def expected(task: Task) -> float:
+        return shared * needed.rates.of(task) if wishes.drop_weights else 0.0
+
+    for task in tasks:
+        if wishes.seconds is not None and expected(task) > wishes.seconds:
+            minutes = f"about {expected(task) / 60:.0f} minutes, longer than --minutes"
+            typer.echo(f"{task.name} is not begun: it takes {minutes}", err=True)
+    local = LocalProcesses(wishes.workers, wishes.gpus, wishes.seconds, expected)
+    with _signals(), _progress(records, wanted, len(wanted) - len(todo), wishes.quiet) as tell, local:
+        summary = run(tasks, wishes.pool or local, tell)
     _tell(summary)
     return len(summary.failed)
 

@@ -36,6 +36,7 @@ def serve(
     name: Annotated[str | None, typer.Option(help="The model's id in the API; default: its folder's name.")] = None,
     process: o.Process = None,
     device: o.Device = None,
+    dtype: o.Dtype = None,
     compile: Annotated[
         bool, typer.Option("--compile", help="Compile the network; on a GPU, behind a CUDA graph.")
     ] = False,
@@ -105,6 +106,7 @@ def serve(
         max_length,
         batch_size,
         group,
+        dtype,
         not no_graphs,
     )
     door = Door(host, port, token, (*LOOPBACK, host) if local and token is None else None, log_level)
@@ -120,7 +122,7 @@ def _here(spec: ServeSpec, door: Door) -> None:
 
     app = spec.app(token=door.token, hosts=door.hosts, lent=True)
     service = app.state.service
-    about = f"{_about(service.lm, service.name)} on {service.lm.device}"
+    about = f"{_about(service.lm, service.name)} in {service.lm.dtype} on {service.lm.device}"
     run(app, door.host, door.port, door.log_level, lambda address: _greet(about, address))
 
 
@@ -168,8 +170,7 @@ def _check_numbers(port: int, limits: dict[str, float | None]) -> None:
 
 def _about(lm: LM, name: str) -> str:
     """What is served."""
-    size = sum(parameter.numel() for parameter in lm.network.parameters()) / 1e6
-    return f"{lm.name} ({lm.engine.process_name}, {size:.1f} M parameters, context {lm.context}) as {name!r}"
+    return f"{lm.name} ({lm.engine.process_name}, {lm.parameters / 1e6:.1f} M parameters, context {lm.context}) as {name!r}"
 
 
 def _greet(what: str, address: str) -> None:

@@ -71,6 +71,14 @@ class Head:
     vocab: Vocab
     bias: Tensor | None = None  # [Vp]
     input_bias: Tensor | None = None  # one number
+    scale: Tensor | None = (
+        None  # [Vp] float32: the weight is in 8 bits then (`ops.int8`), and this is one step of each row
+    )
+
+    def wide_weight(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The weight of the vocabulary's rows, [V, D], in this dtype: for references, tests and small work."""
+        weight = self.weight[: self.vocab.size].to(dtype)
+        return weight if self.scale is None else weight * self.scale[: self.vocab.size, None].to(dtype)
 
 
 class Levels(NamedTuple):

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from scdd.bundle import folder as bundle
+from scdd.core import machine
 from scdd.core.errors import UserError
 from scdd.data.tokenizer import TextTokenizer
 from scdd.lm.model import LM
-from scdd.lm.options import RepairOptions
+from scdd.lm.options import Dtype, RepairOptions
 from scdd.lm.rows import check_whole
 from scdd.models.heads import QualityHead
 from scdd.models.options import make_network
@@ -42,6 +43,7 @@ def load(
     process: str | Process | None = None,
     network: nn.Module | Callable[[Vocab], nn.Module] | None = None,
     device: str | torch.device | None = None,
+    dtype: Dtype | None = None,
     context: int | None = None,
     overrides: Iterable[str] = (),
     graphs: bool = True,
@@ -53,7 +55,9 @@ def load(
     comes with the package. `process` samples with another reverse process of the same marginals ("scdd" on GIDD's
     weights), and says what a converted checkpoint was trained with, if it does not say so itself ("scdd:0.1" with p_u). `network` is a module of your own, or its factory,
     that takes the checkpoint's weights where the checkpoint cannot rebuild it. `overrides` change the recipe's sampling
-    section ("sampling.steps=64"). `graphs=False`: on a GPU, steps are not captured as CUDA graphs (`LM.graphs`).
+    section ("sampling.steps=64"). `dtype` is what is computed in: "bfloat16" by default on a GPU; on a CPU "int8" (the large
+    products alone) for a model that is stored so, where the CPU has instructions for it, and else "float32". A seed keeps
+    its text within a dtype. `graphs=False`: on a GPU, steps are not captured as CUDA graphs (`LM.graphs`).
     """
     changes = (overrides,) if isinstance(overrides, str) else tuple(overrides)
     if context is not None:
@@ -89,7 +93,17 @@ def load(
     template = checkpoint.extra.get(bundle.CHAT_TEMPLATE)
     model.chat_template = template if isinstance(template, str) else None
     model.graphs = graphs
-    return model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return model.to(place, dtype or _usual_dtype(checkpoint, denoiser, str(place)))
+
+
+def _usual_dtype(checkpoint: bundle.Bundle, network: Network, device: str) -> Dtype | None:
+    """8 bits for weights that have no more, if this CPU is made for them: known by the machine, not by a clock."""
+    if device != "cpu" or checkpoint.kind != "int8" or not network.takes_eight_bits:
+        return None
+    from scdd.ops.int8 import supported
+
+    return "int8" if machine.multiplies_eight_bits() and supported() else None
 
 
 def _tokenizer(checkpoint: bundle.Bundle) -> TextTokenizer:

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypedDict, overload
+from typing import TYPE_CHECKING, Any, TypedDict, get_args, overload
 
 import torch
 from typing_extensions import Unpack
 
+from scdd.core import machine
 from scdd.core.denoiser import Denoiser
 from scdd.core.errors import UserError
 from scdd.data.tokenizer import TextTokenizer
 from scdd.lm import gaps
 from scdd.lm import rows as make
-from scdd.lm.options import RepairOptions
-from scdd.lm.repair import Repair, diffusion_process, score_tokens
+from scdd.lm.options import Dtype, RepairOptions
+from scdd.lm.repair import Repair, bar, diffusion_process, score_tokens
 from scdd.lm.results import Correction, Sample, Score
 from scdd.lm.rows import check_text, texts
 from scdd.lm.run import Engine, Run
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from scdd.lm.edits.channel import Channel
     from scdd.samplers.graphs import StepGraphs
 
+machine.settle_threads()  # who draws, serves or trains comes by here: torch is there now, and no product has been made
+
 Grid = GridKind | Sequence[float]
 Texts = list[str] | tuple[str, ...]
 
@@ -62,6 +65,7 @@ class Correcting(TypedDict, total=False):
     top_p: float | None
     blocks: bool
     record: bool
+    progress: bool
 
 
 class LM:
@@ -93,11 +97,11 @@ class LM:
         self._steps: StepGraphs | None = None
 
     def __repr__(self) -> str:
-        size = sum(parameter.numel() for parameter in self.network.parameters()) / 1e6
+        size = self.parameters / 1e6
         process = self.process if isinstance(self.process, Autoregressive) else self.process.schedule
         return (
             f"LM({self.name}: {size:.1f} M parameters, {self.engine.process_name} with {process!r}, "
-            f"{self.tokenizer.size:,} tokens, context {self.context}, on {self.device})"
+            f"{self.tokenizer.size:,} tokens, context {self.context}, {self.dtype} on {self.device})"
         )
 
     # -- where it runs ------------------------------------------------------------------------------------------------
@@ -107,15 +111,39 @@ class LM:
         """Where the weights are."""
         return self.network.head.weight.device
 
-    def to(self, device: str | torch.device, dtype: torch.dtype | None = None) -> LM:
-        """Move the model, in bfloat16 on a GPU and float32 elsewhere unless told otherwise; returns itself."""
+    @property
+    def dtype(self) -> str:
+        """What is computed in: float32, bfloat16, …; int8, where the large products are in 8 bits and all else is float32."""
+        whole = str(self.network.head.weight.dtype).removeprefix("torch.")
+        return "int8" if getattr(self.network, "eight_bit_head", None) is not None else whole
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers were trained, PRISM's head aside."""
+        return sum(parameter.numel() for parameter in self.network.parameters())
+
+    def to(self, device: str | torch.device, dtype: Dtype | torch.dtype | None = None) -> LM:
+        """Move the model, in bfloat16 on a GPU and float32 elsewhere unless told otherwise; returns itself.
+
+        dtype "int8" rounds the weights of the large products; to go back gives float32 weights of what they were rounded to.
+        """
         try:
             place = torch.device(device)
             if place.type == "meta":
                 raise UserError("device is meta, which holds no numbers: use cpu or cuda.", "device")
             if place.type == "cuda" and not torch.cuda.is_available():
                 raise UserError(f"device is {device}, and torch sees no GPU: use cpu.", "device")
-            kind = dtype or (torch.bfloat16 if place.type == "cuda" else torch.float32)
+            if isinstance(dtype, str) and dtype not in get_args(Dtype):
+                raise UserError(f"dtype is {dtype!r}: choose one of {', '.join(get_args(Dtype))}.", "dtype")
+            rounded = self.dtype == "int8"
+            eight = rounded and place.type == "cpu" if dtype is None else dtype in ("int8", torch.int8)
+            if eight or rounded:
+                from scdd.models.eight_bit import set_eight_bits  # few models are in 8 bits
+
+                set_eight_bits(self.network, eight, place)
+                dtype = torch.float32 if eight else dtype
+            chosen = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+            kind = chosen or (torch.bfloat16 if place.type == "cuda" else torch.float32)
             self.network.to(device=place, dtype=kind)
             if self.quality is not None:
                 self.quality.to(device=place, dtype=kind)
@@ -320,6 +348,7 @@ class LM:
         top_p: float | None = None,
         blocks: bool = False,
         record: bool = False,
+        progress: bool = False,
     ) -> Correction | tuple[Correction, ...]:
         """Keep what is right, repair what is not; what is left out is as the model has it (`lm.repair`).
 
@@ -328,7 +357,8 @@ class LM:
         of the text that is taken for wrong. mode "reverse" takes the text for z_t at t = `strength` and walks the reverse process
         from there in `steps` steps: doubts come from the whole x_θ, replacements from its nucleus `top_p`. mode "pass" changes, in
         one evaluation, every token whose probability is below `threshold` of the best one's. `freeze` names pieces of the text,
-        or character ranges, that must stay. A list of texts is answered with a tuple, each as if it were alone.
+        or character ranges, that must stay. A list of texts is answered with a tuple, each as if it were alone. `progress` shows a
+        bar while words are looked at, or steps are walked.
         """
         mode = mode or ("reverse" if record else None)  # the one that has steps
         wishes = {
@@ -338,10 +368,14 @@ class LM:
         repairs = [self.to_repair(each, wishes, freeze=freeze, seed=seed, blocks=blocks) for each in given]
         if repairs and repairs[0].options.mode == "reverse":
             walks = [self.start_correct(repair, record) for repair in repairs]
-            samples = Run.joined([run for run, _ in walks]).results
-            corrections = tuple(finish(sample) for (_, finish), sample in zip(walks, samples, strict=True))
+            joined = Run.joined([run for run, _ in walks])
+            with bar("steps", progress) as told:
+                for batch in joined:
+                    told(batch.frame.step, batch.frame.steps)
+            corrections = tuple(finish(sample) for (_, finish), sample in zip(walks, joined.results, strict=True))
         else:
-            corrections = tuple(repair.at_once() for repair in repairs)
+            with bar("words", progress) as told:
+                corrections = tuple(repair.at_once(told) for repair in repairs)
         return corrections[0] if isinstance(text, str) else corrections
 
     def to_repair(
@@ -349,6 +383,7 @@ class LM:
     ) -> Repair:
         """A text to repair and how, checked: the model's own `RepairOptions` with `wishes` put over them."""
         options = self._repair_options(wishes)
+        options.check_used(wishes)
         row = make.whole(self.tokenizer, text, freeze)
         self._check_room(len(row), blocks or options.mode == "edit")
         process = diffusion_process(self.engine)

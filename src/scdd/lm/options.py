@@ -1,12 +1,20 @@
-"""How a text is repaired. Nothing here imports torch."""
+"""How a text is repaired, and what a model computes in. Nothing here imports torch."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from scdd.core.errors import UserError
 from scdd.core.options import Count, Inside, Options, ShareAboveZero
 from scdd.samplers.options import Final
+
+Dtype = Literal["float32", "bfloat16", "int8"]
+"""What a model computes in; int8, on a CPU, is the large products alone (`ops.int8`)."""
+
+OF_MODE = {"threshold": "pass", "steps": "reverse", "final": "reverse", "top_p": "reverse"}
+"""Options of one mode alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,3 +34,12 @@ class RepairOptions(Options):
     """reverse: last step; greedy settles each token for the likelier one."""
     top_p: ShareAboveZero = 0.9
     """reverse: replacements come from this nucleus."""
+
+    def check_used(self, wishes: Mapping[str, object]) -> None:
+        """Refuse what was asked for and this mode does not look at."""
+        for name, mode in OF_MODE.items():
+            if wishes.get(name) is not None and mode != self.mode:
+                raise UserError(
+                    f"{name} is of mode {mode}, and the mode is {self.mode}, which has none: leave it out, or choose mode {mode}.",
+                    name,
+                )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,6 +26,24 @@ if TYPE_CHECKING:
     from scdd.lm.edits.channel import Channel
 
 TOGETHER = 16  # windows that are read at a time
+
+Told = Callable[[int, int], None]
+"""Hears what has been done, and of how much."""
+
+
+@contextmanager
+def bar(what: str, live: bool) -> Iterator[Told]:
+    """A bar on standard error while it lasts, if `live`; a second text begins it again."""
+    if not live:
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(what, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 def likeliest(denoiser: Denoiser, z: Tensor, t: float, lengths: Sequence[int] | None = None) -> Top:
@@ -120,18 +139,19 @@ class Repair:
     channel: Channel | None = None
     """Mode edit: what decides; None is the package's."""
 
-    def at_once(self) -> Correction:
-        """The modes that have no steps to be watched."""
-        return self.by_edits() if self.options.mode == "edit" else self.in_one_pass()
+    def at_once(self, told: Told | None = None) -> Correction:
+        """The modes that have no steps to be watched; `told` hears how many words of how many have been looked at."""
+        return self.by_edits(told) if self.options.mode == "edit" else self.in_one_pass()
 
-    def by_edits(self) -> Correction:
+    def by_edits(self, told: Told | None = None) -> Correction:
         """Words give way to others, to fewer or to more, wherever the odds for it are clear."""
         from scdd.lm.edits.channel import usual_channel
         from scdd.lm.edits.lexicon import english
         from scdd.lm.edits.search import Editor
 
         channel = self.channel or usual_channel()
-        made = Editor(self.engine, english(), channel, self.options.strength, self.seed).edit(self.text, self.frozen)
+        editor = Editor(self.engine, english(), channel, self.options.strength, self.seed)
+        made = editor.edit(self.text, self.frozen, told)
         [scored] = score_tokens(self.engine, [self.row], self.options)
         how = {"steps": made.rounds, "nfe": made.nfe + scored.nfe, "sampler": "noisy channel", "final": "edit"}
         tokens = self.engine.tokenizer.encode(made.text) if made.edits else self.row.tokens

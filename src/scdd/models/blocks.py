@@ -83,9 +83,11 @@ class Linear(nn.Linear):
 
 
 def gated(layer: nn.Module, x: Tensor, gate: Tensor) -> Tensor:
-    """gate · layer(x); a plain linear map folds the gate in, one with something beside it (LoRA) is called as it is."""
-    if isinstance(layer, Linear):
-        return layer.gated(x, gate)
+    """gate · layer(x); a linear map folds the gate in, one with something beside it (LoRA) is called as it is."""
+    fold = getattr(type(layer), "gated", None)  # of the map itself, never of one inside it
+    if fold is not None:
+        folded: Tensor = fold(layer, x, gate)
+        return folded
     y: Tensor = layer(x)
     return gate.to(y.dtype) * y
 

@@ -69,6 +69,7 @@ class DiT(Network):
     """
 
     _kept: tuple[Any, Known | None] | None = None  # see `_known`
+    takes_eight_bits = True
     recompute = False
     """Keep only blocks' inputs and attention's outputs for the backward pass, and compute the rest once more there."""
 
@@ -178,6 +179,8 @@ class DiT(Network):
     @property
     def head(self) -> Head:
         """The vocabulary head's tensors."""
+        if self.eight_bit_head is not None:
+            return self.eight_bit_head
         output = self.output
         return Head(weight=output.weight, vocab=self.vocab, bias=output.bias, input_bias=output.input_bias)
 

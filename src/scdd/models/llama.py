@@ -129,6 +129,7 @@ class Llama(Network):
     changed at any time; an autoregressive model becomes a denoiser by letting it grow during training.
     """
 
+    takes_eight_bits = True
     recompute = False
     """Keep only blocks' inputs and attention's outputs for the backward pass, and compute the rest once more there."""
 
@@ -217,6 +218,8 @@ class Llama(Network):
     @property
     def head(self) -> Head:
         """The vocabulary head's tensors: the embedding's own, if they are tied."""
+        if self.eight_bit_head is not None:
+            return self.eight_bit_head
         return Head(weight=(self.output or self.embedding).weight, vocab=self.vocab)
 
     @property

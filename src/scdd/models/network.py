@@ -18,7 +18,7 @@ def dense_logits(hidden: Tensor, head: Head, z_t: Tensor) -> Tensor:
     size = head.vocab.size
     bias = None if head.bias is None else head.bias[:size].float()
     with torch.autocast(hidden.device.type, enabled=False):
-        logits = F.linear(hidden.float(), head.weight[:size].float(), bias)
+        logits = F.linear(hidden.float(), head.wide_weight(), bias)
     if head.input_bias is not None:
         logits = logits.scatter_add(-1, z_t[..., None], head.input_bias.float().expand_as(z_t)[..., None])
     forbidden = torch.arange(size, device=hidden.device) == head.vocab.mask_id
@@ -33,6 +33,10 @@ class Network(nn.Module, ABC):
     """Whether the compiler sees all of it as one graph; if not, it may break where it must."""
     compute_dtype: torch.dtype | None = None
     """Type of the activations, by autocast inside `hidden`; None is the weights' own."""
+    takes_eight_bits = False
+    """Whether `head` looks at the following."""
+    eight_bit_head: Head | None = None
+    """The head of a network in 8 bits (`models.eight_bit`); None in any other."""
 
     @abstractmethod
     def hidden(self, z_t: Tensor, t: Tensor | None = None, documents: Tensor | None = None) -> Tensor:

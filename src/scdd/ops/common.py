@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from scdd.core import Head, UserError
+
+if TYPE_CHECKING:
+    from scdd.ops.int8 import Matrix
 
 IMPLS = ("auto", "reference", "chunked", "triton")
 HAS_TRITON = find_spec("triton") is not None  # known before a compiler traces anything
@@ -113,22 +117,31 @@ def chunks(count: int, columns: int, like: Tensor) -> Iterator[slice]:
         yield slice(start, min(start + step, count))
 
 
-def raw_logits(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def raw_logits(hidden: Tensor, weight: Tensor | Matrix, bias: Tensor) -> Tensor:
     """hidden @ weightᵀ + bias over all Vp columns, −∞ where `compute_weights` put it; dtype as `hidden`."""
-    return torch.addmm(bias, hidden, weight.T)
+    if isinstance(weight, Tensor):
+        return torch.addmm(bias, hidden, weight.T)
+    from scdd.ops.int8 import linear  # few networks are in 8 bits
+
+    return linear(hidden, weight, bias)
 
 
-def compute_weights(hidden: Tensor, head: Head) -> tuple[Tensor, Tensor]:
-    """The head's weight and bias in the dtype of the activations (float32 master weights stay as they are).
+def compute_weights(hidden: Tensor, head: Head) -> tuple[Tensor | Matrix, Tensor]:
+    """The head's weight and bias in the dtype of the activations (float32 master weights stay as they are, as do 8 bits).
 
     The bias is −∞ at the mask and on the padding: the product itself leaves them no probability and no gradient, and
     nobody after it has to know which columns they are.
     """
-    weight = head.weight.detach().to(hidden.dtype)
-    given = weight.new_zeros(weight.shape[0]) if head.bias is None else head.bias.detach().to(hidden.dtype)
-    column = torch.arange(weight.shape[0], device=weight.device)
+    rows = head.weight.shape[0]
+    given = hidden.new_zeros(rows) if head.bias is None else head.bias.detach().to(hidden.dtype)
+    column = torch.arange(rows, device=hidden.device)
     forbidden = (column == head.vocab.mask_id) | (column >= head.vocab.size)
-    return weight, given.masked_fill(forbidden, -torch.inf)
+    bias = given.masked_fill(forbidden, -torch.inf)
+    if head.scale is not None:
+        from scdd.ops.int8 import Matrix
+
+        return Matrix(head.weight, head.scale), bias
+    return head.weight.detach().to(hidden.dtype), bias
 
 
 def invert(log_p: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,8 @@
-"""What a plan takes: time, GPU-hours, disk, calls to a judge; by measured rates, and by this folder's own once it has some."""
+"""What the parts take: time, GPU-hours, disk, calls to a judge; by measured rates, and by this folder's own once it has some."""
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,27 @@ CALLS = 3  # of a text pair: two grades, one winner
 
 
 @dataclass(frozen=True)
+class Rates:
+    """Tokens a second by kind of work, and evaluations a second, however few their tokens."""
+
+    known: Mapping[str, float]
+    start: float
+    task: float
+    measured: bool = False
+    """Whether they are this folder's own."""
+
+    def part(self, part: Part) -> float:
+        """Seconds of a part."""
+        each = {name: amount / self.known[name] for name, amount in part.work.items()}
+        drawn = max(each.pop("draw", 0.0), each.pop("evaluations", 0.0))  # a small batch takes as long as a larger one
+        return drawn + sum(each.values())
+
+    def of(self, task: Task) -> float:
+        """Seconds of a task in a process that has begun."""
+        return self.task + sum(map(self.part, task.parts))
+
+
+@dataclass(frozen=True)
 class Cost:
     """What is left to do."""
 
@@ -34,46 +56,45 @@ class Cost:
     """Bytes."""
     calls: int
     """Questions to the LLM judge."""
-    rates: Mapping[str, float]
-    measured: bool
-    """Whether the rates are this folder's own."""
+    rates: Rates
 
 
-def own_rates(rates: RateOptions, parts: Sequence[Part], found: Mapping[str, Record]) -> tuple[dict[str, float], bool]:
-    """Tokens a second by kind of work; what this folder has done counts before what the scale says."""
+def own_rates(rates: RateOptions, parts: Sequence[Part], found: Mapping[str, Record]) -> Rates:
+    """What this folder has done counts before what the scale says."""
     known = {name: float(getattr(rates, name)) for name in ("train", "read", "draw", "judge")}
+    known["evaluations"] = 1 / rates.step if rates.step else math.inf
     done = [(part, found[part.id].made["seconds"]) for part in parts if part.id in found]
     measured = False
     for name in ("train", "read"):  # these are alone in their parts
         pairs = [(part.work[name], seconds) for part, seconds in done if set(part.work) == {name}]
         if pairs and sum(seconds for _, seconds in pairs) > 0:
             known[name], measured = sum(w for w, _ in pairs) / sum(s for _, s in pairs), True
-    mixed = [(part.work, seconds) for part, seconds in done if "draw" in part.work]
-    expected = sum(sum(tokens / known[name] for name, tokens in work.items()) for work, _ in mixed)
-    spent = sum(seconds for _, seconds in mixed)
+    mixed = [(part, seconds) for part, seconds in done if "draw" in part.work]
+    said = Rates(known, rates.start, rates.task)
+    expected, spent = sum(said.part(part) for part, _ in mixed), sum(seconds for _, seconds in mixed)
     if expected > 0 and spent > 0:
-        for name in ("draw", "judge"):
-            known[name] *= expected / spent
+        known |= {name: known[name] * expected / spent for name in ("draw", "judge", "evaluations")}
         measured = True
-    return known, measured
+    return Rates(known, rates.start, rates.task, measured)
 
 
-def estimate(tasks: Sequence[Task], scale: Scale, parts: Sequence[Part], found: Mapping[str, Record]) -> Cost:
+def estimate(
+    tasks: Sequence[Task], scale: Scale, parts: Sequence[Part], found: Mapping[str, Record], workers: int = 1
+) -> Cost:
     """What the tasks take."""
-    rates = scale.rates
-    known, measured = own_rates(rates, parts, found)
-    times = [
-        rates.start + sum(tokens / known[name] for part in task.parts for name, tokens in part.work.items())
-        for task in tasks
-    ]
+    rates = own_rates(scale.rates, parts, found)
+    times = [rates.of(task) for task in tasks]
     every = [part for task in tasks for part in task.parts]
+    disk = [
+        sum(_bytes(part, scale) for part in task.parts if not (task.drop and part.kind == "train")) for task in tasks
+    ]
+    passing = [sum(_bytes(part, scale) for part in task.parts if part.kind == "train") for task in tasks if task.drop]
     return Cost(
-        seconds=sum(times),
-        longest=max(times, default=0.0),
-        disk=sum(_bytes(part, scale) for part in every),
+        seconds=sum(times) + rates.start * min(workers, len(tasks)),
+        longest=max(times, default=0.0) + rates.start,
+        disk=sum(disk) + workers * max(passing, default=0.0),
         calls=sum(CALLS * int(part.settings["rows"]) for part in every if part.kind == "judge"),
-        rates=known,
-        measured=measured,
+        rates=rates,
     )
 
 
@@ -90,19 +111,38 @@ def _bytes(part: Part, scale: Scale) -> float:
     return KEPT_TEXTS * part.work.get("judge", 0.0)
 
 
-def plan_table(parts: Sequence[Part], todo: Sequence[Part]) -> Table:
-    """How many parts of each kind there are, and how many are left."""
+def parts_table(parts: Sequence[Part], todo: Sequence[Part], rates: Rates) -> Table:
+    """How many parts of each kind there are, how many are left, and how long those take."""
     every, left = (Counter(part.kind for part in group) for group in (parts, todo))
-    rows = [entries(kind, every[kind], every[kind] - left[kind], left[kind]) for kind in every]
-    return Table("Parts", ["kind", "planned", "finished", "to do"], rows)
+    seconds = {kind: sum(rates.part(part) for part in todo if part.kind == kind) for kind in every}
+    rows = [entries(kind, every[kind], every[kind] - left[kind], left[kind], f"{seconds[kind]:,.0f}") for kind in every]
+    rows.append(entries("all", len(parts), len(parts) - len(todo), len(todo), f"{sum(seconds.values()):,.0f}"))
+    return Table("Parts", ["kind", "planned", "finished", "to do", "seconds"], rows)
 
 
-def told(cost: Cost, workers: int, rates: RateOptions, out: Path, price: float | None = None) -> list[str]:
+def task_table(tasks: Sequence[Task], rates: Rates, seconds: float | None = None) -> Table:
+    """What each task takes, and in which piece of so many seconds one process would do it."""
+    rows, piece, spent = [], 1, rates.start
+    for task in tasks:
+        needs = rates.of(task)
+        if seconds is not None and spent + needs > seconds and spent > rates.start:
+            piece, spent = piece + 1, rates.start
+        spent += needs
+        rows.append(entries(task.name, len(task.parts), f"{needs:,.0f}", piece))
+    head = ["task", "parts", "seconds", "piece"]
+    if seconds is None:
+        return Table("Tasks, in their order", head[:3], [row[:3] for row in rows])
+    notes = [f"Pieces of {seconds:,.0f} s, one process after the other, {rates.start:,.0f} s of each for its start."]
+    return Table("Tasks, in their order", head, rows, notes)
+
+
+def told(cost: Cost, devices: int, rates: RateOptions, out: Path, price: float | None = None) -> list[str]:
     """The estimate in sentences."""
     hours = cost.seconds / 3600
-    wall = max(cost.seconds / workers, cost.longest) / 3600
-    by = "this folder's own speed" if cost.measured else f"speeds measured on {rates.device}"
-    lines = [f"about {_hours(hours)} {rates.unit}, {_hours(wall)} hours with {workers} processes at a time, by {by}"]
+    wall = max(cost.seconds / devices, cost.longest) / 3600
+    by = "this folder's own speed" if cost.rates.measured else f"speeds measured on {rates.device}"
+    where = f"{devices} {'GPU' if rates.unit == 'GPU-hours' else 'core'}{'' if devices == 1 else 's'}"
+    lines = [f"about {_hours(hours)} {rates.unit}, {_hours(wall)} hours on {where}, by {by}"]
     if price is not None:
         lines.append(f"about {hours * price:,.2f} at {price:g} for an hour of one process")
     room = shutil.disk_usage(_existing(out)).free

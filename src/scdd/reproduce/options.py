@@ -59,7 +59,7 @@ class CorpusOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingPlan(Lists):
+class RunsOptions(Lists):
     """A recipe, trained once for each seed."""
 
     MAY_BE_EMPTY = ("changes",)
@@ -257,8 +257,12 @@ class RateOptions(Options):
     """Tokens a second of sampling, each evaluation counted."""
     judge: Positive
     """Tokens a second that the reference LM reads."""
+    step: NotNegative = 0.0
+    """Seconds that an evaluation takes at least, however few its tokens."""
     start: NotNegative = 10.0
-    """Seconds before a process trains or measures: imports, loading, compiling."""
+    """Seconds before a process trains or measures: imports, compiling, the judge."""
+    task: NotNegative = 0.0
+    """Seconds that each task takes besides: reading text and weights, checkpoints."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,14 +274,14 @@ class Scale(Lists):
     name: Text
     """Its name."""
     about: Text
-    """What it is, for plan and report."""
+    """What it is, for the estimate and the report."""
     seeds: tuple[Seed, ...]
     """Seeds of every training that names none."""
     corpus: CorpusOptions | None = None
     """The text; null: each recipe's own."""
     changes: tuple[Text, ...] = ()
     """What is changed in every recipe."""
-    trainings: Mapping[str, TrainingPlan]
+    trainings: Mapping[str, RunsOptions]
     """Trainings by name."""
     systems: Mapping[str, SystemOptions]
     """Systems by name, as the report calls them."""

@@ -1,4 +1,4 @@
-"""Parts of a plan, each under a name and a hash of its own.
+"""Parts of a scale, each under a name and a hash of its own.
 
 A part is plain data. Its id is a hash of all that its result depends on, so that finished parts are found again whatever
 order, machine or session they were done in; names are what people select and read.

@@ -86,6 +86,11 @@ class Records:
             found[one.id] = one
         return found
 
+    def one(self, id: str) -> Record | None:
+        """The record of this id, as `read` would have it."""
+        path = self.folder / f"{id}.json"
+        return parsed(read_text(path, CONFIG_LIMIT), str(path)) if path.is_file() else self.read().get(id)
+
     def publish(self) -> Path:
         """All records in one file, in the order of their names."""
         ordered = sorted(self.read().values(), key=lambda one: (str(one.name), str(one.id)))
@@ -96,31 +101,37 @@ class Records:
     def unfinished(self, parts: Sequence[Part]) -> list[Part]:
         """The parts that are still to be done.
 
-        A measurement counts only for the weights that are there now. A finished training whose folder is gone is to
-        be done again only if something still needs its weights.
+        A measurement counts only for the weights that are there now, and a tuned one for what tuning chose. A finished
+        training whose checkpoints are gone is to be done again only if something still needs its weights; on a GPU it
+        has other bits then, so that all that was made with the old ones is done again, too.
         """
         found = self.read()
         weights = {
             part.name: found[part.id].made.get("weights") for part in parts if part.kind == "train" and part.id in found
         }
-        todo, needed = set[str](), set[str]()
-        for part in reversed(parts):  # those that need before those that are needed
-            lost = part.kind == "train" and part.name in needed and checkpoint(self.out, part) is None
-            stale = part.id in found and _stale(found[part.id], weights)
-            if part.id not in found or lost or stale:
-                todo.add(part.name)
-                needed.update(part.needs)
-        return [part for part in parts if part.name in todo]
+        todo = {part.name for part in parts if part.id not in found or _stale(found[part.id], weights, found)}
+        while True:
+            before = len(todo)
+            needed = set[str]().union(*(part.needs for part in parts if part.name in todo))
+            for part in parts:
+                lost = part.kind == "train" and part.name in needed and checkpoint(self.out, part) is None
+                again = any(need in todo and need.startswith("train/") for need in part.needs)
+                if lost or (again and part.id in found and found[part.id].made.get("device") != "cpu"):
+                    todo.add(part.name)
+            if len(todo) == before:
+                return [part for part in parts if part.name in todo]
 
 
-def _stale(record: Record, weights: Mapping[str, Any]) -> bool:
-    """Whether a record is of other weights than those that are there now, a judge's among them."""
-    used = record.made.get("used") or {}
+def _stale(record: Record, weights: Mapping[str, Any], found: Mapping[str, Record]) -> bool:
+    """Whether a record is of other weights than those that are there now, a judge's among them, or of another tuning."""
+    used, tuning = record.made.get("used") or {}, found.get(record.settings.get("tuning") or "")
+    if tuning is not None and "chosen" in record.made and record.made["chosen"] != tuning.result.get("chosen"):
+        return True
     return record.kind != "train" and any(weights.get(name) not in (None, own) for name, own in used.items())
 
 
-def of_plan(parts: Sequence[Part], found: Mapping[str, Record], by_name: bool = False) -> dict[str, Record]:
-    """The records of a plan's parts, by their names; those of the same settings, or with `by_name` also the newest of the name.
+def of_parts(parts: Sequence[Part], found: Mapping[str, Record], by_name: bool = False) -> dict[str, Record]:
+    """The records of these parts, by their names; those of the same settings, or with `by_name` also the newest of the name.
 
     Published records may be of another judge or another folder than this command names.
     """

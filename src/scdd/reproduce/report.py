@@ -16,7 +16,7 @@ from scdd.reproduce import tables
 from scdd.reproduce.claims import LOGARITHMIC, Claim
 from scdd.reproduce.options import Scale
 from scdd.reproduce.parts import Part
-from scdd.reproduce.records import Record, Records, of_plan
+from scdd.reproduce.records import Record, Records, of_parts
 from scdd.reproduce.verdicts import FAILS, HOLDS, LEVEL, UNDECIDED, UNMEASURED, Finding, Trial, findings, place_of
 
 KINDS = tuple(tables.BY_KIND)
@@ -26,9 +26,9 @@ SHOWN_MISSING = 40
 def write_report(
     out: Path, scale: Scale, parts: Sequence[Part], claims: Sequence[Claim], by_name: bool = False
 ) -> list[Path]:
-    """report.md, report.html and records.jsonl in the output folder; `by_name` as for `of_plan`."""
+    """report.md, report.html and records.jsonl in the output folder; `by_name` as for `of_parts`."""
     records = Records(out)
-    text = markdown(scale, parts, of_plan(parts, records.read(), by_name), claims)
+    text = markdown(scale, parts, of_parts(parts, records.read(), by_name), claims)
     page = document(
         f"The paper again: {scale.name}", f"Made by scdd reproduce, scdd {__version__}.", text.split("\n", 2)[2]
     )
@@ -204,7 +204,7 @@ def _missing(scale: Scale, parts: Sequence[Part], found: Mapping[str, Record], t
     ]
     planned = {part.kind for part in parts}
     lines += [
-        f"- {kind}: not in this plan{' (no endpoint was given)' if kind == 'judge' else ''}."
+        f"- {kind}: not in this scale{' (no endpoint was given)' if kind == 'judge' else ''}."
         for kind in KINDS
         if kind not in planned
     ]

@@ -1,49 +1,47 @@
 """Doing what is planned: parts of one model go together into a task, tasks go to an executor, and what fails is told.
 
 An executor is any object with `map(function, items)` that yields results as they finish: processes of this machine
-(`LocalProcesses`), or a cluster.
+(`processes.LocalProcesses`), or a cluster.
 """
 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
+import gc
 import os
 import re
-import signal
+import shutil
 import sys
-import threading
 import time
 import traceback
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from multiprocessing import forkserver, resource_tracker
-from multiprocessing.connection import Connection, wait
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
 
+import torch
+
+from scdd.bundle.folder import CHECKPOINTS
 from scdd.core.errors import UserError, reason
-from scdd.core.machine import cores
 from scdd.data.files import make_folder
 from scdd.evals.measure.tasks import Executor
-from scdd.reproduce.parts import STAGES, Part
+from scdd.reproduce.parts import RUNS, STAGES, Part
 from scdd.reproduce.work import Bench, Place, Stopped
 
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 LOGS = "logs"
-PATIENCE = 60.0  # seconds for a training to save, once it is asked to stop
+VARIANTS = 64  # of one function that the compiler keeps: systems, training or measuring
 
 
 @dataclass(frozen=True)
 class Task:
-    """Parts that one process does, one after the other, with one model."""
+    """Parts that one process does, one after the other."""
 
     name: str
-    stage: str
+    turn: int
+    """Tasks of one turn may be done at the same time; a turn begins when the one before it is over."""
     parts: tuple[Part, ...]
     place: Place
+    drop: tuple[str, ...] = ()
+    """Runs whose checkpoints are deleted once all parts are finished."""
 
     @property
     def log(self) -> Path:
@@ -61,6 +59,8 @@ class Outcome:
     stopped: bool = False
     """It was asked to end; what is left is done next time."""
     seconds: float = 0.0
+    spoilt: bool = False
+    """Its process is of no more use."""
 
 
 @dataclass
@@ -74,23 +74,66 @@ class Summary:
     """Parts for the next time: they were stopped, or wait for what was."""
 
 
-def group(parts: Sequence[Part], place: Place) -> list[Task]:
-    """Tasks by stage: trainings alone, measurements of one model together."""
-    grouped: dict[tuple[str, str], list[Part]] = {}
-    for part in parts:
+def group(parts: Sequence[Part], place: Place, drop_weights: bool = False) -> list[Task]:
+    """Tasks in their order.
+
+    By stages: all trainings, each by itself, then the measurements of one model together. With `drop_weights` by runs: what
+    shares weights is trained, tuned, measured and deleted in one task, first seeds first, so that nothing but numbers is left of
+    what is finished.
+    """
+    tasks = _by_run(parts, place) if drop_weights else _by_stage(parts, place)
+    return sorted(tasks, key=lambda task: task.turn)
+
+
+def _by_stage(parts: Sequence[Part], place: Place) -> list[Task]:
+    grouped: dict[tuple[int, str], list[Part]] = {}
+    for part in sorted(parts, key=lambda part: part.seed):  # first seeds first
         together = part.stage in ("tune", "measure")
-        name = f"{part.stage}/{part.training}/seed-{part.seed}" if together else part.name
-        grouped.setdefault((part.stage, name), []).append(part)
-    tasks = [Task(name, stage, tuple(members), place) for (stage, name), members in grouped.items()]
-    return sorted(tasks, key=lambda task: STAGES.index(task.stage))
+        name = f"{part.stage}/{part.run}" if together else part.name
+        grouped.setdefault((STAGES.index(part.stage), name), []).append(part)
+    return [Task(name, turn, tuple(members), place) for (turn, name), members in grouped.items()]
+
+
+def _by_run(parts: Sequence[Part], place: Place) -> list[Task]:
+    """Data, then the run that judges, which stays, then a turn for each seed."""
+    judges = {f"{asked['training']}/seed-{asked['seed']}" for part in parts
+              if (asked := part.settings.get("reference")) and "training" in asked}  # fmt: skip
+    first = {part.run: part.run for part in parts if part.training}  # of each family of runs that share weights, one
+
+    def family(run: str) -> str:
+        while first[run] != run:
+            run = first[run]
+        return run
+
+    for part in parts:
+        for need in part.needs:
+            other = need.removeprefix("train/")
+            if other in first and other not in judges and need.startswith("train/") and part.run not in judges:
+                first[family(other)] = family(part.run)
+    seeds = sorted({part.seed for part in parts if part.training and part.run not in judges})
+    grouped: dict[tuple[int, str], list[Part]] = {}
+    for part in parts:
+        if not part.training:
+            key = 0, part.name
+        elif part.run in judges:
+            key = 1, part.run
+        else:
+            key = 2 + seeds.index(part.seed), family(part.run)
+        grouped.setdefault(key, []).append(part)
+    tasks = []
+    for (turn, name), members in grouped.items():
+        runs = tuple(dict.fromkeys(part.run for part in members)) if turn > 1 else ()
+        ordered = tuple(sorted(members, key=lambda part: STAGES.index(part.stage)))
+        tasks.append(Task("+".join(runs) or name, turn, ordered, place, runs))
+    return tasks
 
 
 def run(tasks: Sequence[Task], executor: Executor, tell: Callable[[str], None] = lambda line: None) -> Summary:
-    """Do all tasks, stage by stage; a task that fails keeps nothing back but what needs it."""
+    """Do all tasks, turn by turn; a task that fails keeps nothing back but what needs it."""
     summary, undone = Summary(), set[str]()
-    for stage in STAGES:
+    for turn in sorted({task.turn for task in tasks}):
         ready = []
-        for task in (task for task in tasks if task.stage == stage):
+        for task in (task for task in tasks if task.turn == turn):
             parts = []
             for part in task.parts:
                 missing = undone.intersection(part.needs)
@@ -100,7 +143,7 @@ def run(tasks: Sequence[Task], executor: Executor, tell: Callable[[str], None] =
                 else:
                     parts.append(part)
             if parts:
-                ready.append(Task(task.name, task.stage, tuple(parts), task.place))
+                ready.append(replace(task, parts=tuple(parts), drop=task.drop if len(parts) == len(task.parts) else ()))
         silent, why = {task.name: task for task in ready}, "its process ended without a word"
         try:
             for outcome in executor.map(execute, ready) if ready else ():
@@ -109,10 +152,10 @@ def run(tasks: Sequence[Task], executor: Executor, tell: Callable[[str], None] =
                 tell(_line(outcome, task))
         except UserError as error:  # the executor itself gives up, as a cluster may
             why = str(error)
-        late = getattr(executor, "late", False)
+        late, died = getattr(executor, "late", False), [task.name for task in getattr(executor, "died", ())]
         for task in silent.values():
             undone.update(part.name for part in task.parts)
-            if late:
+            if late and task.name not in died:
                 summary.left += [part.name for part in task.parts]
             else:
                 summary.failed += [(part.name, why, task.log) for part in task.parts]
@@ -136,12 +179,15 @@ def _line(outcome: Outcome, task: Task) -> str:
 
 
 def execute(task: Task) -> Outcome:
-    """Do the parts of a task in this process; what it prints goes to its log. One part's failure keeps no other back."""
-    start, finished, failed, stopped = time.monotonic(), list[str](), dict[str, str](), False
+    """Do the parts of a task in this process; what it prints goes to its log. One part's failure keeps back only what needs it."""
+    start, finished, failed, stopped, spoilt = time.monotonic(), list[str](), dict[str, str](), False, False
     make_folder(task.log.parent)
-    with _logged(task.log):
-        bench = Bench(task.place)
+    with _logged(task.log), _device():
+        bench, undone = Bench(task.place), set[str]()
         for part in task.parts:
+            if undone.intersection(part.needs):
+                undone.add(part.name)
+                continue
             _say(f"== {part.name}")
             try:
                 bench.do(part)
@@ -156,7 +202,41 @@ def execute(task: Task) -> Outcome:
             except Exception as error:
                 failed[part.name] = f"{type(error).__name__}: {reason(error)}"
                 traceback.print_exc()
-    return Outcome(task.name, tuple(finished), failed, stopped, time.monotonic() - start)
+                spoilt = _spoilt()
+                if spoilt:
+                    break
+            undone.update(failed)
+        if len(finished) == len(task.parts):
+            for run in task.drop:
+                shutil.rmtree(task.place.out / RUNS / run / CHECKPOINTS, ignore_errors=True)
+    return Outcome(task.name, tuple(finished), failed, stopped, time.monotonic() - start, spoilt)
+
+
+def _spoilt() -> bool:
+    """Whether the GPU answers nothing any more, as after an illegal access: only another process is heard again."""
+    try:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
+
+
+@contextlib.contextmanager
+def _device() -> Iterator[None]:
+    """A process does many tasks: what was compiled is kept for all of them, and memory is left to whoever shares the GPU."""
+    if not torch.cuda.is_available():
+        yield
+        return
+    from torch._dynamo import config
+
+    config.recompile_limit = max(VARIANTS, config.recompile_limit)
+    try:
+        yield
+    finally:
+        gc.collect()
+        with contextlib.suppress(RuntimeError):  # of a GPU that answers no more
+            torch.cuda.empty_cache()
 
 
 def _say(line: str) -> None:
@@ -180,118 +260,3 @@ def _logged(path: Path) -> Iterator[None]:
             for number, old in kept:
                 os.dup2(old, number)
                 os.close(old)
-
-
-# -- processes of this machine ------------------------------------------------------------------------------------------
-
-
-class LocalProcesses:
-    """A process a task, so many at a time; with GPUs, each process sees one.
-
-    After `seconds` nothing is begun any more, and what runs is asked to stop: a training saves a checkpoint and ends.
-    Processes end with the one that started them, however that ends.
-    """
-
-    def __init__(self, workers: int = 1, gpus: Sequence[str] = (), seconds: float | None = None) -> None:
-        self.slots = list(gpus) if gpus else [""] * workers
-        self.threads = None if gpus else max(1, cores() // workers)
-        self.end = None if seconds is None else time.monotonic() + seconds
-
-    @property
-    def late(self) -> bool:
-        """Whether the time is over."""
-        return self.end is not None and time.monotonic() >= self.end
-
-    def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-        """Results as they finish."""
-        context: Any = _context()
-        waiting, free = deque(items), deque(self.slots)
-        running: dict[Connection, tuple[Any, str]] = {}
-        asked = False
-        try:
-            while (waiting and not self.late) or running:
-                while waiting and free and not self.late:
-                    slot = free.popleft()
-                    ours, theirs = context.Pipe(duplex=False)
-                    how = _How(slot, self.threads, dict(os.environ))
-                    process = context.Process(target=_work, args=(function, waiting.popleft(), theirs, how))
-                    process.start()
-                    theirs.close()  # so that its end is heard
-                    running[ours] = process, slot
-                for connection in wait(list(running), timeout=0.5):
-                    assert isinstance(connection, Connection)
-                    process, slot = running.pop(connection)
-                    free.append(slot)
-                    with contextlib.suppress(EOFError):
-                        yield connection.recv()
-                    process.join()
-                    connection.close()
-                if self.late and not asked:
-                    asked = True
-                    for process, _ in running.values():
-                        process.terminate()
-        finally:
-            _end([process for process, _ in running.values()])
-
-
-def _end(processes: Sequence[Any]) -> None:
-    for process in processes:
-        process.terminate()
-    end = time.monotonic() + PATIENCE
-    for process in processes:
-        process.join(max(0.0, end - time.monotonic()))
-        if process.is_alive():
-            process.kill()
-            process.join()
-
-
-def _context() -> Any:
-    """Processes that begin with everything imported, where the system can fork; fresh ones elsewhere."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["scdd.reproduce.run", "scipy.stats"])  # what is missing is passed over
-    # Ctrl-C reaches every process of a terminal. Here the command alone hears it, and asks the others to stop, once: a
-    # training that is asked twice ends without saving.
-    resource_tracker.ensure_running()  # it would let the signal in again
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return context
-
-
-@dataclass(frozen=True)
-class _How:
-    """What a process should know of its place."""
-
-    gpu: str
-    threads: int | None
-    environment: dict[str, str]
-
-
-def _work(function: Callable[[Any], Any], item: Any, answer: Connection, how: _How) -> None:
-    """The life of a process: see one GPU, do the work, answer, and end with the parent."""
-    threading.Thread(target=_follow_parent, daemon=True).start()
-    os.environ.update(how.environment)  # the server that it was forked from may be older
-    if how.gpu:
-        os.environ["CUDA_VISIBLE_DEVICES"] = how.gpu  # before anything asks for a device
-    signal.signal(signal.SIGTERM, _interrupt)
-    if how.threads is not None:
-        import torch
-
-        torch.set_num_threads(how.threads)
-    answer.send(function(item))
-    answer.close()
-
-
-def _interrupt(number: int, frame: Any) -> None:
-    raise KeyboardInterrupt
-
-
-def _follow_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(70)

@@ -106,8 +106,11 @@ def examine(claim: Claim, family: Family, roles: Mapping[str, str], records: Seq
     for arm, name in zip(arms, names, strict=True):
         if not name:
             return replace(base, missing=f"no system stands for {arm.system}")
-    tables = [_table(records, name, arm, roles.get("GIDD+") if claim.kind == "judge" else None)
-              for arm, name in zip(arms, names, strict=True)]  # fmt: skip
+    try:
+        tables = [_table(records, name, arm, roles.get("GIDD+") if claim.kind == "judge" else None)
+                  for arm, name in zip(arms, names, strict=True)]  # fmt: skip
+    except Twice as error:
+        return replace(base, missing=str(error))
     for arm, name, table in zip(arms, names, tables, strict=True):
         if not table:
             return replace(base, missing=f"no {arm.value} of {name}")
@@ -134,7 +137,12 @@ Table = dict[int, dict[int, float]]
 """Values by place (a budget, a count, 0 for neither), by seed."""
 
 
+class Twice(Exception):
+    """Two numbers for one thing, and nobody says which is meant."""
+
+
 def _table(records: Sequence[Record], system: str, arm: Arm, against: str | None = None) -> Table:
+    """The values of one side; refused where a run has two that differ at one place."""
     table: Table = {}
     for one in records:
         other_repair = "-repair-" in one.name and not one.name.endswith("-repair-0")  # the first one's is the paper's
@@ -149,7 +157,10 @@ def _table(records: Sequence[Record], system: str, arm: Arm, against: str | None
             if value <= 0:
                 continue
             value = math.log(value)
-        table.setdefault(place_of(one), {})[one.seed] = value
+        place = table.setdefault(place_of(one), {})
+        if place.setdefault(one.seed, value) != value:
+            at = f" at {place_of(one)}" if place_of(one) else ""
+            raise Twice(f"{arm.value} of {system}, seed {one.seed}, was measured twice{at}, with different results")
     return table
 
 

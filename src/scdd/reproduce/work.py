@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -28,13 +28,14 @@ from scdd.evals.measure.texts import Rows, text_rows
 from scdd.evals.measure.zero_shot import measure_zero_shot
 from scdd.lm.training import train
 from scdd.reproduce.parts import PREPARED, RUNS, Part, run_folder, training_name
-from scdd.reproduce.records import Record, Records
+from scdd.reproduce.records import Records
 from scdd.reproduce.tuning import candidates, choose
 from scdd.samplers.options import SamplerOptions
 from scdd.training.log import read_metrics
 from scdd.training.parallel import World
 
 MEASURED, SAMPLE = "measured", "sample"
+JUDGED = 32  # texts that a reference LM reads at a time on a GPU
 QUESTIONS = Path(__file__).parent / "questions"
 Described = TypeVar("Described")
 
@@ -61,7 +62,6 @@ class Bench:
         self.records = Records(place.out)
         self._models: dict[tuple[str, int, str | None], EvalModel] = {}
         self._judges: dict[str, ReferenceLM] = {}
-        self._found: dict[str, Record] | None = None
 
     @cached_property
     def context(self) -> MeasureContext:
@@ -111,7 +111,7 @@ class Bench:
                 label = f"{asked['training']}, seed {asked['seed']}"
                 self._judges[name] = OwnReferenceLM(open_model(name, label, device=self.device))
             else:
-                self._judges[name] = open_reference_lm(name, self.device)
+                self._judges[name] = _reference_lm(name, self.device)
         return self._judges[name]
 
     def rows(self, model: EvalModel, limit: int | None, whole: bool) -> Rows:
@@ -120,13 +120,17 @@ class Bench:
 
     def tuned(self, part: Part) -> Mapping[str, Any]:
         """What tuning chose for the system of a part."""
-        if self._found is None:
-            self._found = self.records.read()
-        record = self._found.get(part.settings["tuning"])
+        record = self.records.one(part.settings["tuning"])
         if record is None:
             raise UserError(f"{part.system} is not tuned yet: do tune/{part.system} first.")
         chosen: Mapping[str, Any] = record.result["chosen"]
         return chosen
+
+
+@lru_cache(maxsize=1)
+def _reference_lm(name: str, device: torch.device) -> ReferenceLM:
+    """Read once a process, whose tasks have the same one."""
+    return open_reference_lm(name, device, JUDGED if device.type == "cuda" else JUDGED // 4)
 
 
 # -- ways of sampling ---------------------------------------------------------------------------------------------------
@@ -232,14 +236,15 @@ def _likelihood(bench: Bench, part: Part) -> Done:
 
 def _drawn(bench: Bench, part: Part) -> Done:
     asked, model = part.settings, _model(bench, part)
-    spec = sampling_spec(part, bench.tuned(part) if part.tuned else None)
-    judge = bench.judge(asked["reference"])
+    tuned = bench.tuned(part) if part.tuned else None
+    spec, judge = sampling_spec(part, tuned), bench.judge(asked["reference"])
     if part.kind == "correction":
         measured = measure_correction(bench.context, model, spec, judge)
     else:
         assert judge is not None
         measured = measure_generation(bench.context, model, spec, judge)
-    return measured.result, _about(model, measured)
+    chosen = {} if tuned is None else {"chosen": dict(tuned)}
+    return measured.result, {**_about(model, measured), **chosen}
 
 
 def _recovery(bench: Bench, part: Part) -> Done:

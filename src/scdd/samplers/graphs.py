@@ -18,7 +18,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -113,6 +113,10 @@ class StepGraphs:
         plan, now = batch.plan, batch.present
         if not by_row(plan):
             return f"the sampler {plan.sampler.name}, or a last pass of your own, sees one step for all rows"
+        try:
+            hash(company(plan))
+        except TypeError:
+            return f"the sampler {plan.sampler.name} cannot be told from others: make it a frozen dataclass"
         if self._given:
             return None
         if not isinstance(_network(batch.model), nn.Module):
@@ -162,10 +166,12 @@ class StepGraphs:
 
     def _captured(self, shape: _Shape, phases: tuple[int, ...]) -> None:
         """A warm-up on a stream of its own, whose results are taken back, then the capture, which computes nothing."""
+        place = shape.moved.device
         try:
-            with _aside(shape):
-                shape.run(phases)
-            shape.graphs[phases] = self._capture(lambda: shape.run(phases))
+            with torch.cuda.device(place) if place.type == "cuda" else nullcontext():
+                with _aside(shape):
+                    shape.run(phases)
+                shape.graphs[phases] = self._capture(lambda: shape.run(phases))
         except RuntimeError as error:
             shape.broken = True
             reason = (str(error).splitlines() or [""])[0]

@@ -143,7 +143,12 @@ def explain(errors: Sequence[Any], body: Any = None) -> tuple[str, str | None]:
     last = place[-1] if place else ""
     inside = len(place) > 1 and last.isidentifier() and last not in ("str", "int", "float", "bool")
     param = f"{field}.{last}" if field and inside else field
+    number = next((part for part in place[1:] if part.isdecimal()), None)
+    if field and number is not None and not inside and isinstance(body, dict) and isinstance(body.get(field), list):
+        param = f"{field}[{number}]"
     match best["type"]:
+        case "string_too_short" | "too_short" if best.get("input") == "":
+            return f"{param} is empty: give at least a word.", param
         case "missing":
             return f"{param} is missing.", param
         case "extra_forbidden":

@@ -74,6 +74,8 @@ class SettingsReply(BaseModel):
 
     model: str
     parameters: int
+    dtype: str
+    """What is computed in: a seed keeps its text within it."""
     process: dict[str, Any]
     context: int
     room: int

@@ -143,7 +143,14 @@ class Service:
         seeded = (
             {} if "seed" not in type(body).model_fields else {"seed": draw_seed() if body.seed is None else body.seed}
         )
-        return [make(body.model_copy(update={"text": text, **seeded})) for text in body.text]
+
+        def made(i: int, text: str) -> Job:
+            try:
+                return make(body.model_copy(update={"text": text, **seeded}))
+            except UserError as error:
+                raise UserError(f"text[{i}]: {error}", error.option) from error
+
+        return [made(i, text) for i, text in enumerate(body.text)]
 
     # -- jobs ---------------------------------------------------------------------------------------------------------
 
@@ -183,8 +190,9 @@ class Service:
         """A text to repair."""
         lm = self.view(body)
         chosen = body.chosen(RepairOptions)
-        chosen["steps"] = chosen.get("steps", min(lm.repair.steps, self.limits.steps))
-        self.check_size(steps=chosen["steps"])
+        if (chosen.get("mode") or lm.repair.mode) == "reverse":
+            chosen["steps"] = chosen.get("steps", min(lm.repair.steps, self.limits.steps))
+        self.check_size(steps=chosen.get("steps"))
         tokens = self.tokens(body.text)
         freeze = [item if isinstance(item, str) else (item[0], item[1]) for item in body.freeze]
         seed = draw_seed() if body.seed is None else body.seed
@@ -243,7 +251,7 @@ class Service:
     @property
     def parameters(self) -> int:
         """Of the network."""
-        return sum(parameter.numel() for parameter in self.lm.network.parameters())
+        return self.lm.parameters
 
     @cached_property
     def settings(self) -> SettingsReply:
@@ -253,6 +261,7 @@ class Service:
         return SettingsReply(
             model=self.name,
             parameters=self.parameters,
+            dtype=self.lm.dtype,
             process={
                 "kind": self.lm.engine.process_name,
                 "schedule": repr(own.schedule) if isinstance(own, Process) else "",

@@ -135,8 +135,9 @@ class Sharing:
     def _head_agrees(self) -> bool:
         """The head's product for 16, 32, … rows: samplers ask for as many as move, so their number changes all the time."""
         head = self._lm.network.head
-        weight, bias = compute_weights(head.weight, head)
-        hidden = uniforms((512, weight.shape[1]), CounterRNG(0, range(512))).to(weight.dtype) - 0.5
+        numbers = uniforms((512, head.weight.shape[1]), CounterRNG(0, range(512))) - 0.5
+        hidden = numbers.to(torch.float32 if head.scale is not None else head.weight.dtype).to(head.weight.device)
+        weight, bias = compute_weights(hidden, head)
         whole = raw_logits(hidden, weight, bias)
         counts = (EVEN * n for n in (1, 2, 3, 4, 5, 6, 7, 8, 12, 16))
         return all(torch.equal(raw_logits(hidden[:n], weight, bias), whole[:n]) for n in counts)

@@ -41,11 +41,13 @@ class ServeSpec:
     length: int | None = None
     batch: int | None = None
     group: int | None = None
+    dtype: str | None = None
     graphs: bool = True
 
     def load(self) -> LM:
         """The model, on its device."""
-        lm = load(self.model, process=self.process, device=self.device, overrides=self.changes, graphs=self.graphs)
+        how = {"process": self.process, "device": self.device, "dtype": self.dtype, "graphs": self.graphs}
+        lm = load(self.model, overrides=self.changes, **how)  # type: ignore[arg-type]
         if self.compiled:
             lm.compile()
         return lm

@@ -15,6 +15,7 @@ from scdd.bundle import folder as bundle
 from scdd.core.errors import UserError
 from scdd.lm.loading import load
 from scdd.lm.model import LM
+from scdd.lm.options import Dtype
 from scdd.lm.run import Engine
 from scdd.processes.autoregressive import Autoregressive
 from scdd.processes.base import Process
@@ -33,10 +34,13 @@ class ModelSource:
     label: str | None
     process: str | None = None
     overrides: tuple[str, ...] = ()
+    dtype: Dtype | None = None
 
     def open(self, device: str | torch.device) -> EvalModel:
         """The model again."""
-        return open_model(self.source, self.label, process=self.process, device=device, overrides=self.overrides)
+        return open_model(
+            self.source, self.label, process=self.process, device=device, dtype=self.dtype, overrides=self.overrides
+        )
 
 
 @dataclass(frozen=True)
@@ -91,15 +95,21 @@ def open_model(
     *,
     process: str | Process | None = None,
     device: str | torch.device | None = None,
+    dtype: Dtype | None = None,
     overrides: Iterable[str] = (),
 ) -> EvalModel:
     """`scdd.load`, with the checkpoint's identity beside it; "bundled" or None is the model inside the package.
 
-    A model that is already loaded is taken as it is, and known by its weights.
+    On a CPU float32 is computed in unless `dtype` says otherwise, so that a number means the same on any of them. A model that is already loaded is taken as it is, and known by its weights.
     """
     changes = tuple(overrides)
     source = None if source == "bundled" else source
-    lm = source if isinstance(source, LM) else load(source, process=process, device=device, overrides=changes)
+    if isinstance(source, LM):
+        lm = source
+    else:
+        where = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        kind = dtype or ("float32" if str(where) == "cpu" else None)
+        lm = load(source, process=process, device=where, dtype=kind, overrides=changes)
     # "None" since measurements began: their names must stay
     process_name = "None" if isinstance(lm.process, Autoregressive) else repr(lm.process)
     identity: dict[str, Any] = {"process": process_name, "context": lm.context}
@@ -113,10 +123,12 @@ def open_model(
         identity |= {"weights": weights_hash(lm), "vocab": lm.tokenizer.hash}
     if changes:
         identity["changes"] = list(changes)
+    if dtype is not None:
+        identity["dtype"] = dtype
     place = lm.name if isinstance(source, LM) else source
     name, again = label or ("bundled" if place is None else Path(place).name or str(place)), None
     if not isinstance(source, LM) and not isinstance(process, Process):
-        again = ModelSource(None if source is None else str(source), name, process, changes)
+        again = ModelSource(None if source is None else str(source), name, process, changes, dtype)
     return EvalModel(name, lm, identity, recipe, again)
 
 

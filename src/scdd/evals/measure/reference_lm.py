@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import io
+import shutil
+import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -154,21 +156,36 @@ def _loaded(name: str, device: torch.device) -> tuple[Any, Any]:
         transformers: Any = import_module("transformers")
     except ImportError as error:
         raise UserError(missing_extra(f"The reference LM {name} needs transformers", "eval")) from error
-    path = Path(name)
-    where: dict[str, Any] = {"pretrained_model_name_or_path": name}
-    if path.suffix == ".gguf":
-        if not path.is_file():
-            raise UserError(f"The reference LM {name} does not exist: give the path of a .gguf file.")
-        where = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     try:
-        with contextlib.redirect_stderr(io.StringIO()):  # the bars of GGUF's conversion ask nobody
+        # the bars of GGUF's conversion ask nobody
+        with _source(name) as where, contextlib.redirect_stderr(io.StringIO()):
             tokenizer = transformers.AutoTokenizer.from_pretrained(**where)
             model = transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
+    except UserError:
+        raise
     except Exception as error:  # a wrong name, no connection, a damaged file: the cure is the same
         raise UserError(f"The reference LM {name} cannot be loaded ({reason(error)}): give {CAUSAL}.") from error
     return model.to(device).eval(), tokenizer
+
+
+@contextlib.contextmanager
+def _source(name: str) -> Iterator[dict[str, Any]]:
+    """What transformers is to be told. A .gguf file is shown to it alone: a tokenizer.json that happens to lie beside it would be
+    taken for the file's own, and every text misread without a word."""
+    path = Path(name)
+    if path.suffix != ".gguf":
+        yield {"pretrained_model_name_or_path": name}
+        return
+    if not path.is_file():
+        raise UserError(f"The reference LM {name} does not exist: give the path of a .gguf file.")
+    with tempfile.TemporaryDirectory() as alone:
+        try:
+            (Path(alone) / path.name).symlink_to(path.resolve())
+        except OSError:  # where only administrators may link
+            shutil.copyfile(path, Path(alone) / path.name)
+        yield {"pretrained_model_name_or_path": alone, "gguf_file": path.name}
 
 
 def _identity(name: str) -> str:

@@ -6,7 +6,7 @@ edited is looked at again with the edits in place: an error beside another one i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -56,8 +56,10 @@ class Editor:
     strength: float
     seed: int = 0
 
-    def edit(self, text: str, frozen: Sequence[tuple[int, int]] = ()) -> Edited:
-        """`text` with its clear edits; characters in `frozen` stay."""
+    def edit(
+        self, text: str, frozen: Sequence[tuple[int, int]] = (), told: Callable[[int, int], None] | None = None
+    ) -> Edited:
+        """`text` with its clear edits; characters in `frozen` stay. `told` hears which word of how many comes next."""
         draft, reader = Draft(text), Reader(self.engine)
         again: list[tuple[int, int]] | None = None  # characters to look at; None: all
         rounds = 0
@@ -65,11 +67,11 @@ class Editor:
             rounds += 1
             # No edit of an edit: two steps could lead anywhere.
             words = cut(draft.text, [*draft.now(frozen), *draft.changed])
-            found = [
-                judged
-                for window, core in windows(reader, words, _near(words, again))
-                for judged in self.judged(reader, window, core)
-            ]
+            found = []
+            for window, core in windows(reader, words, _near(words, again)):
+                found += self.judged(reader, window, core)
+                if told is not None and again is None:  # what is looked at again is little
+                    told(window.start + core.stop, len(words))
             again = []
             # from the end, so that the places before it stay
             for judged in sorted(self._clear(found), key=lambda one: -one.candidate.first):

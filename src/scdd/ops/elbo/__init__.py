@@ -76,6 +76,7 @@ class _Elbo(torch.autograd.Function):
             cut = ElboCoefficients(*(field[part] for field in rows))
             losses[part] = row_loss(logits, head, x[part], z_t[part], cut, any(need))
             if any(need):
+                assert isinstance(compute, Tensor), "8 bits are not trained"
                 grads.add(part, logits, hidden[part], compute, z_t[part])
         ctx.save_for_backward(*grads.results())
         ctx.mark_non_differentiable(losses)

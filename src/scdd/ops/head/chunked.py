@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -10,6 +11,9 @@ from torch import Tensor
 from scdd.core import Head
 from scdd.ops.common import Filters, chunks, compute_weights, evened, invert, raw_logits
 from scdd.ops.nucleus import lowest_kept
+
+if TYPE_CHECKING:
+    from scdd.ops.int8 import Matrix
 
 CANDIDATES = 32  # a nucleus is looked for among so many best tokens first
 BINS = 64  # then among all, by bins of the score
@@ -31,7 +35,7 @@ def head_stats(hidden: Tensor, head: Head, z_t: Tensor, filters: Filters) -> tup
 
 
 def scaled_logits(
-    hidden: Tensor, weight: Tensor, bias: Tensor, head: Head, z_t: Tensor | None, filters: Filters
+    hidden: Tensor, weight: Tensor | Matrix, bias: Tensor, head: Head, z_t: Tensor | None, filters: Filters
 ) -> Tensor:
     """Float32 logits over temperature [n, V], −∞ at the mask."""
     scores = raw_logits(hidden, weight, bias).float()[:, : head.vocab.size]

@@ -12,7 +12,7 @@ from scdd.ops.nucleus import lowest_kept
 
 def logits(hidden: Tensor, head: Head, z_t: Tensor | None = None) -> Tensor:
     """[N, V] float64 logits with −∞ at the mask: x_θ gives it no probability (Zero Masking Probabilities)."""
-    weight = head.weight[: head.vocab.size].to(torch.float64)
+    weight = head.wide_weight(torch.float64)
     out = hidden.to(torch.float64) @ weight.T
     if head.bias is not None:
         out = out + head.bias[: head.vocab.size].to(torch.float64)

@@ -1,4 +1,4 @@
-"""From a scale to its parts: every training, every tuning, every measurement."""
+"""A scale's parts: every training, every tuning, every measurement."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from scdd.core.errors import UserError
-from scdd.evals.measure.store import fingerprint
+from scdd.evals.measure.store import SAMPLES, fingerprint
 from scdd.recipe.load import load, to_dict
 from scdd.reproduce import options as o
 from scdd.reproduce.parts import NO_CHOICES, Choices, Part, corpus_path, movable, run_folder, training_name
@@ -22,25 +22,25 @@ USUAL_ROWS = 4000  # of a validation text, for the estimate
 WAY = ("sampler", "grid", "final", "top_p", "temperature")
 
 
-def make_plan(scale: o.Scale, out: Path, choices: Choices = NO_CHOICES) -> list[Part]:
+def all_parts(scale: o.Scale, out: Path, choices: Choices = NO_CHOICES) -> list[Part]:
     """All parts of a scale, in an order in which they can be done."""
-    return _Planner(scale, out, choices).parts()
+    return _Expansion(scale, out, choices).parts()
 
 
-class _Planner:
+class _Expansion:
     def __init__(self, scale: o.Scale, out: Path, choices: Choices) -> None:
         self.scale, self.out, self.choices = scale, out, choices
         self.ids: dict[str, str] = {}
         self.recipes = {
-            name: load(plan.recipe, self._changes(name, scale.seeds_of(name)[0]))
-            for name, plan in scale.trainings.items()
+            name: load(runs.recipe, self._changes(name, scale.seeds_of(name)[0]))
+            for name, runs in scale.trainings.items()
         }
 
     def parts(self) -> list[Part]:
-        data, plans = self._data(), self.scale.trainings
-        first = [name for name in plans if plans[name].start_from is None]
+        data, trainings = self._data(), self.scale.trainings
+        first = [name for name in trainings if trainings[name].start_from is None]
         made = [data] if data else []
-        for name in (*first, *(name for name in plans if name not in first)):
+        for name in (*first, *(name for name in trainings if name not in first)):
             made += [self._noted(self._training(name, seed)) for seed in self.scale.seeds_of(name)]
         made += [self._noted(self._tuning(name)) for name in self._tuned_systems()]
         for one in self.scale.measurements:
@@ -64,29 +64,29 @@ class _Planner:
         return self._noted(Part("data", "data", "data", fingerprint(["data", settings]), settings=settings))
 
     def _changes(self, name: str, seed: int) -> list[str]:
-        plan, path = self.scale.trainings[name], corpus_path(self.scale, self.out, self.choices)
-        changes = [*self.scale.changes, *plan.changes, f"name={name}", f"seed={seed}"]
+        runs, path = self.scale.trainings[name], corpus_path(self.scale, self.out, self.choices)
+        changes = [*self.scale.changes, *runs.changes, f"name={name}", f"seed={seed}"]
         if path is not None:
             changes += ["data.kind=shards", f"data.path='{path}'"]
-        if plan.start_from is not None:
-            changes.append(f"training.start_from='{run_folder(self.out, plan.start_from, seed)}'")
+        if runs.start_from is not None:
+            changes.append(f"training.start_from='{run_folder(self.out, runs.start_from, seed)}'")
         return changes
 
     def _training(self, name: str, seed: int) -> Part:
-        plan, spec = self.scale.trainings[name], replace(self.recipes[name], seed=seed)
+        runs, spec = self.scale.trainings[name], replace(self.recipes[name], seed=seed)
         tree = to_dict(spec)
         tree["data"].pop("path")  # folders move; the text is told by `data`
         tree["training"] = {
             k: v for k, v in tree["training"].items() if k == "steps" or k not in (*CHANGEABLE, "start_from")
         }
-        parent = training_name(plan.start_from, seed) if plan.start_from else None
+        parent = training_name(runs.start_from, seed) if runs.start_from else None
         needs = [*(["data"] if "data" in self.ids else []), *([parent] if parent else [])]
         content = [tree, self.ids.get("data", self._corpus_name()), self.ids.get(parent or "")]
         tokens = spec.training.steps * spec.training.batch_size * spec.data.length
         return Part(
             name=training_name(name, seed), kind="train", stage="continue" if parent else "train",
             id=fingerprint(["train", content]), training=name, seed=seed, needs=tuple(needs), work={"train": tokens},
-            settings={"recipe": plan.recipe, "changes": self._changes(name, seed), "steps": spec.training.steps},
+            settings={"recipe": runs.recipe, "changes": self._changes(name, seed), "steps": spec.training.steps},
         )  # fmt: skip
 
     def _corpus_name(self) -> str:
@@ -149,8 +149,12 @@ class _Planner:
         return Part(
             name=f"tune/{system}", kind="tune", stage="tune", id=fingerprint(["tune", self.ids[training], movable(settings)]),
             training=chosen.training, seed=seed, system=system, settings=settings, needs=(training, *judge),
-            work={"draw": tokens * rule.nfe, "judge": tokens},
+            work={"draw": tokens * rule.nfe, "judge": tokens, "evaluations": count * self._walks(rule.num) * rule.nfe},
         )  # fmt: skip
+
+    def _walks(self, num: int) -> int:
+        """How many batches so many texts are, for the estimate."""
+        return -(-num // (self.scale.batch_size or SAMPLES))
 
     # -- measurements ---------------------------------------------------------------------------------------------------
 
@@ -236,7 +240,9 @@ class _Planner:
                     asked["tuning"] = self.ids[tuning[0]]
                 texts = one.num * length
                 walks, read = (2, 3) if kind == "correction" else (1, 1)
-                work = {"draw": float(walks * texts * (length if alone else nfe)), "judge": float(read * texts)}
+                steps = length if alone else nfe
+                evaluations = walks * steps * self._walks(one.num)
+                work = {"draw": walks * texts * steps, "judge": read * texts, "evaluations": evaluations}
                 part = replace(base, tuned=tuned, needs=(*base.needs, *judge, *tuning))
                 yield self._finished(part, kind, asked, f"nfe-{nfe}", work)
 
@@ -258,7 +264,8 @@ class _Planner:
                     settings={"way": self._way(one.first), "options": dict(one.options), "seed": seed},
                 )  # fmt: skip
                 tokens = 2.0 * one.rows * self.recipes[first].data.length * nfe
-                yield self._noted(self._finished(base, "judge", asked, f"{one.second}/nfe-{nfe}", {"draw": tokens}))
+                work = {"draw": tokens, "evaluations": 2.0 * nfe * self._walks(one.rows)}
+                yield self._noted(self._finished(base, "judge", asked, f"{one.second}/nfe-{nfe}", work))
 
     def _finished(
         self, base: Part, kind: str, asked: Mapping[str, Any], detail: str, work: Mapping[str, float]
