@@ -64,7 +64,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(folder: Path, ray_address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     log = tmp_path_factory.mktemp("log") / "serve.log"
-    started = Server(folder, ray_address, log, "--replicas", "2", "--token", TOKEN, "--timeout", "200")
+    options = ("--replicas", "2", "--token", TOKEN, "--timeout", "200", "--batch-size", "4")  # so few that some wait
+    started = Server(folder, ray_address, log, *options)
     yield started
     if started.process.poll() is None:
         started.process.send_signal(signal.SIGTERM)
@@ -166,9 +167,8 @@ def test_a_killed_replica_costs_only_what_it_had(server: Server, lm: LM) -> None
 
 
 def test_sigterm_loses_no_accepted_request(server: Server, lm: LM) -> None:
-    many = 64  # more than have places in two copies
-    with ThreadPoolExecutor(many) as pool:
-        answers = [pool.submit(server.client.post, "/v1/generate", body_of(number)) for number in range(many)]
+    with ThreadPoolExecutor(12) as pool:
+        answers = [pool.submit(server.client.post, "/v1/generate", body_of(number)) for number in range(12)]
         while server.client.get("/healthz").json["waiting"] < 1:
             assert not all(each.done() for each in answers), "too quick to be disturbed"
         time.sleep(0.3)  # the others are on their way
