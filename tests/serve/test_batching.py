@@ -95,6 +95,19 @@ def test_who_shares_a_batch(lm: LM, other: dict[str, Any], steps: list[int]) -> 
     assert f"scdd_network_rows_total {float(sum(steps))}" in text
 
 
+def drawn_together(lm: LM, heats: list[float]) -> list[Any]:
+    from scdd.serve.limits import Limits
+    from scdd.serve.requests import Generate
+    from scdd.serve.service import Service
+
+    service = Service(lm, Limits(), threads=1, lent=True)
+    jobs = [service.generate(Generate(length=12, seed=i, temperature=heat)) for i, heat in enumerate(heats)]
+    service.scheduler.submit(jobs)
+    service.scheduler.close()
+    service.scheduler.work()
+    return [job.future.result()[0].json() for job in jobs]
+
+
 def test_an_autoregressive_model_is_served_too(serving: Serving, tmp_path: Any) -> None:
     from scdd.lm.loading import load
     from tests import tiny
@@ -103,6 +116,10 @@ def test_an_autoregressive_model_is_served_too(serving: Serving, tmp_path: Any) 
         tmp_path / "ar", "process.kind=ar", "objective.kind=ar", "sampling.sampler.kind=ar", causal=True
     )
     model: LM = load(folder, device="cpu")
+    heats = [1.0, 0.5, 1.0, 0.5]
+    assert drawn_together(model, heats) == [
+        model.generate(length=12, seed=i, temperature=heat)[0].json() for i, heat in enumerate(heats)
+    ]
     with serving(model=model) as client:
         body = {"prompt": "The", "length": 12, "seed": 3}
         assert client.post("/v1/generate", body).json["samples"] == [

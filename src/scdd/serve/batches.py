@@ -16,7 +16,7 @@ from scdd.lm.run import Due, Ending, numbers, sample_of, settle, token_rows
 from scdd.processes.base import Process
 from scdd.samplers.loop import BatchRow, RowBatch
 from scdd.samplers.loop import Seen as Rows
-from scdd.samplers.plan import SamplingPlan
+from scdd.samplers.plan import SamplingPlan, by_row
 from scdd.serve.jobs import Abandoned, Job, cost
 from scdd.serve.metrics import Meters
 from scdd.serve.sharing import Shape, Sharing
@@ -110,7 +110,9 @@ class Batches:
             if not job.waiting:
                 waiting.remove(job)
             plan, shape = self._fitted(ask)
-            live = self._live(job, plan, shape)
+            # what does not go row by row walks with its likes only, also among those that join now
+            barred = () if by_row(plan) else [to for to, like, _ in groups if like != plan]
+            live = self._live(job, plan, shape, barred)
             same = next((group for to, like, group in groups if to is live and like == plan), None)
             if same is None:
                 groups.append((live, plan, [ask]))
@@ -130,13 +132,13 @@ class Batches:
         record = run.plan.record or free
         return replace(run.plan, seed=0, stop=False, batch_size=1, record=record, rows_per_forward=shape.rows), shape
 
-    def _live(self, job: Job, plan: SamplingPlan, shape: Shape) -> Live:
+    def _live(self, job: Job, plan: SamplingPlan, shape: Shape, barred: Sequence[Live] = ()) -> Live:
         """The batch that a row goes to."""
         assert job.run is not None
         model, owner = job.run.engine.model, job if job.alone else None
         for live in self._lives:
             same = live.process is model.process and live.shape == shape and live.owner is owner
-            if same and live.batch.takes(plan):
+            if same and live not in barred and live.batch.takes(plan):
                 return live
         for old in [live for live in self._lives if not live.entries][:-EMPTY]:
             self._lives.remove(old)
