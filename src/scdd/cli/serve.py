@@ -49,10 +49,8 @@ def serve(
     max_body: Annotated[int, typer.Option(help="Most bytes of a request.")] = 256 * 1024,
     max_queue: Annotated[int, typer.Option(help="Jobs that may wait before the next is told 429.")] = 64,
     timeout: Annotated[float, typer.Option(help="Seconds from a request to its answer.")] = 60.0,
-    batch_size: Annotated[int | None, typer.Option(help="Texts drawn together; default: 16, on a GPU 64.")] = None,
-    workers: Annotated[
-        int | None, typer.Option(help="Batches at the same time; default: 1, which uses all cores.")
-    ] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Texts under way at a time; default: 16, on a GPU 64.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Threads that compute; default: 1, which uses all cores.")] = None,
     group: Annotated[
         int | None,
         typer.Option(help="Rows of every network evaluation; default: 64 on a GPU; on a CPU as many as change no bit."),
