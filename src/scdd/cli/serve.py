@@ -40,7 +40,7 @@ def serve(
     compile: Annotated[
         bool, typer.Option("--compile", help="Compile the network; on a GPU, behind a CUDA graph.")
     ] = False,
-    no_graphs: o.NoGraphs = False,
+    graphs: o.Graphs = False,
     max_length: Annotated[
         int | None, typer.Option(help="Most tokens of a text; default: four times the context.")
     ] = None,
@@ -107,7 +107,7 @@ def serve(
         batch_size,
         group,
         dtype,
-        not no_graphs,
+        graphs,
     )
     door = Door(host, port, token, (*LOOPBACK, host) if local and token is None else None, log_level)
     if ray is None:
