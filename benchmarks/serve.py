@@ -201,9 +201,6 @@ def measure(args: argparse.Namespace, model: str) -> dict[str, Any]:
 
 def inside(args: argparse.Namespace) -> None:
     """What a server does for a lone request, without the server."""
-    from scdd.cli.main import calm_threads
-
-    calm_threads()
     from scdd.lm.loading import load
 
     lm = load(None if args.model == "bundled" else args.model, device=args.device)

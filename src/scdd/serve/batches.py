@@ -176,9 +176,8 @@ class Batches:
         self.meters.batch_jobs.observe(len({id(entry.ask.job) for entry in live.entries}))
         try:
             seen = live.batch.step()
-            found = (
-                shown(seen) if any(_needed(entry) for entry in live.entries) else None
-            )  # a GPU tells late what failed
+            # read here, since a GPU tells late what failed
+            found = shown(seen) if any(_needed(entry) for entry in live.entries) else None
         except Exception as error:
             self._failed(live, error)
             return
