@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from scdd.schedules.base import Schedule
 
 __version__ = "0.1.0"
-machine.calm_threads(machine.command())  # at once: it comes too late when torch has been loaded
+machine.calm_threads()  # at once: it comes too late when torch has been loaded
 _HOMES = {
     **{"load": "lm.loading", "LM": "lm.model", "train": "lm.training", "evaluate": "evals.measure.evaluate"},
     **{"Sample": "lm.results", "Correction": "lm.results", "Score": "lm.results", "UserError": "core.errors"},

@@ -29,7 +29,7 @@ QUIET = {
     "RAY_DISABLE_IMPORT_WARNING": "1",
 }
 CALM = {"OMP_WAIT_POLICY": "PASSIVE"}
-"""Of every worker: threads that wait do not spin, as in a process of the command line's (`core.machine.calm_threads`)."""
+"""Of every worker: threads that wait do not spin, since others of the machine do (`core.machine.calm_threads`)."""
 
 
 def require_ray() -> Any:

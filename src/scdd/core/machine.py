@@ -1,7 +1,7 @@
 """What this process may use of its machine, and how its threads wait. Nothing here imports torch.
 
-OpenMP's threads spin between two products, which on a core that another process wants makes a text take fifteen times as
-long. They are told not to before torch is loaded, by the environment (`calm_threads`, as `scdd` is imported), or after it by
+OpenMP's threads spin for milliseconds between two products, which on a core that another process wants makes a text take fifteen
+times as long. They are told not to before torch is loaded, by the environment (`calm_threads`, as `scdd` is imported), or after it by
 libgomp's own rule (`settle_threads`, as the first model is loaded). Whoever has set these variables keeps them.
 """
 
@@ -15,7 +15,6 @@ import threading
 from pathlib import Path
 
 ROOT = Path("/")
-BRIEF = ("sample", "infill", "correct", "score", "demo")  # verbs that are over before the load changes
 # Enough for the gaps inside one evaluation; more gains nothing, and costs more if somebody comes.
 SPINS = "10000"
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
@@ -93,11 +92,11 @@ def multiplies_eight_bits(root: Path = ROOT) -> bool:
 # -- threads -----------------------------------------------------------------------------------------------------------
 
 
-def calm_threads(words: list[str] | None = None, root: Path = ROOT) -> None:
-    """Ask OpenMP, before it is loaded, to let waiting threads sleep. `words`: the command line, if `scdd` was called.
+def calm_threads(root: Path = ROOT) -> None:
+    """Ask OpenMP, before it is loaded, to let waiting threads sleep; where nobody else runs, after some microseconds.
 
-    A brief verb that is alone on the machine lets them spin for some microseconds first, which makes the bundled model a
-    quarter faster on two cores.
+    Two threads that sleep at once draw a text of the bundled model no sooner than one; those that spin so long, in half of the time. If
+    others come later it takes half as long again as with threads that sleep at once, not fifteen times.
     """
     global _late
     if not set(WAITING).isdisjoint(os.environ):
@@ -105,16 +104,7 @@ def calm_threads(words: list[str] | None = None, root: Path = ROOT) -> None:
     if "torch" in sys.modules:
         _late = True
         return
-    spin = words is not None and words[:1] and words[0] in BRIEF and _alone(root)
-    os.environ.update({"GOMP_SPINCOUNT": SPINS} if spin else {"OMP_WAIT_POLICY": "PASSIVE"})
-
-
-def command() -> list[str] | None:
-    """What follows `scdd` or `python -m scdd` on this process's command line; None if it is another program."""
-    given = getattr(sys, "orig_argv", [])
-    if Path(sys.argv[0] if sys.argv else "").name == "scdd":
-        return sys.argv[1:]
-    return given[3:] if given[1:3] == ["-m", "scdd"] else None
+    os.environ.update({"GOMP_SPINCOUNT": SPINS} if _alone(root) else {"OMP_WAIT_POLICY": "PASSIVE"})
 
 
 def _alone(root: Path) -> bool:
