@@ -2,12 +2,15 @@
 
     python benchmarks/serve.py                                   # a random nano model on this machine's cores
     python benchmarks/serve.py --model bundled --length 128
+    python benchmarks/serve.py --model bundled --length 128 --device cuda --clients 64 --requests 1024 --mixed
     python benchmarks/serve.py --model runs/mine --device cuda --clients 64 --requests 256 --steps 64
     python benchmarks/serve.py --model bundled --length 128 --lone
 
 Batching: requests a second of `scdd serve` under load against one at a time, and the answers compared. One at a time means:
 one client, one request after the other, one worker, no batches; on a CPU with one thread and with all of them, whichever is
-faster. `--lone`: seconds of a request to an idle server, the first one after its start by itself, and of `LM.generate` in a
+faster. `--mixed`: besides, requests of half, three quarters and all of the length, in half, one and one and a half times the
+steps (their mean is `--steps`), against equal ones on the same server. Medians of a request's seconds are told, alone and under
+load; clients are several processes where there are cores for them. `--lone`: seconds of a request to an idle server, the first one after its start by itself, and of `LM.generate` in a
 process that waits for its threads as `scdd` does; the two take turns.
 """
 
@@ -24,12 +27,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
 from http.client import HTTPConnection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
@@ -49,6 +52,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--batch-size", type=int, help="of the batching server; default: its own choice")
     parser.add_argument("--group", type=int, help="rows of an evaluation; default: the server's own choice")
+    parser.add_argument("--mixed", action="store_true", help="requests of several lengths and steps, too")
     parser.add_argument("--lone", action="store_true", help="measure one request at a time instead")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--timeout", type=float, default=600.0, help="the server's; a batch takes less than half of it")
@@ -105,24 +109,55 @@ def served(args: argparse.Namespace, model: str, *options: str, threads: int | N
         process.wait()
 
 
-def ask(port: int, args: argparse.Namespace, seed: int) -> list[int]:
-    """One text's tokens."""
+class Answer(NamedTuple):
+    seconds: float
+    tokens: list[int]
+
+
+def body_of(args: argparse.Namespace, number: int, mixed: bool) -> dict[str, Any]:
+    length, steps = args.length, args.steps
+    if mixed:
+        length = (length // 2, 3 * length // 4, length)[number % 3]
+        steps = max(1, (steps // 2, steps, 3 * steps // 2)[number // 3 % 3])
+    return {"length": length, "steps": steps, "seed": number, "top_p": 0.9, "stop": False}
+
+
+def ask(port: int, args: argparse.Namespace, number: int, mixed: bool = False) -> Answer:
+    """One text's tokens, and how long they took."""
+    start = time.perf_counter()
     connection = HTTPConnection("127.0.0.1", port, timeout=600)
-    body = {"length": args.length, "steps": args.steps, "seed": seed, "top_p": 0.9, "stop": False}
-    connection.request("POST", "/v1/generate", json.dumps(body), {"Content-Type": "application/json"})
+    body = json.dumps(body_of(args, number, mixed))
+    connection.request("POST", "/v1/generate", body, {"Content-Type": "application/json"})
     response = connection.getresponse()
     answer = json.loads(response.read())
     connection.close()
     assert response.status == 200, answer
-    return list(answer["samples"][0]["tokens"])
+    return Answer(time.perf_counter() - start, list(answer["samples"][0]["tokens"]))
 
 
-def rate(port: int, args: argparse.Namespace, clients: int, requests: int) -> tuple[float, list[list[int]]]:
-    """(Requests a second, the answers)."""
-    start = time.perf_counter()
+def several(port: int, args: argparse.Namespace, clients: int, numbers: list[int], mixed: bool) -> list[Answer]:
+    """The answers that so many clients get, in one process."""
     with ThreadPoolExecutor(clients) as pool:
-        answers = list(pool.map(lambda seed: ask(port, args, seed), range(requests)))
-    return requests / (time.perf_counter() - start), answers
+        return list(pool.map(lambda number: ask(port, args, number, mixed), numbers))
+
+
+def rate(
+    port: int, args: argparse.Namespace, clients: int, requests: int, mixed: bool = False
+) -> tuple[float, list[Answer]]:
+    """(Requests a second, the answers in order)."""
+    processes = max(1, min(clients // 8, (os.cpu_count() or 1) // 4))
+    shares = [list(range(first, requests, processes)) for first in range(processes)]
+    if processes == 1:
+        start = time.perf_counter()
+        answers = several(port, args, clients, shares[0], mixed)
+        return requests / (time.perf_counter() - start), answers
+    with ProcessPoolExecutor(processes) as pool:
+        list(pool.map(time.sleep, [0.2] * processes))  # all of them are there
+        start = time.perf_counter()
+        asked = [pool.submit(several, port, args, clients // processes, share, mixed) for share in shares]
+        parts = [each.result() for each in asked]
+        seconds = time.perf_counter() - start
+    return requests / seconds, [parts[i % processes][i // processes] for i in range(requests)]
 
 
 def measure(args: argparse.Namespace, model: str) -> dict[str, Any]:
@@ -132,6 +167,7 @@ def measure(args: argparse.Namespace, model: str) -> dict[str, Any]:
     alone_group = ["--group", "1"] if args.device != "cpu" else []  # nothing is filled up for one at a time
     few = max(4, args.requests // 6)
     rates: dict[str, list[float]] = {}
+    seconds: dict[str, list[float]] = {}
     same: list[bool] = []
     for _ in range(args.repeats):  # taking turns: whatever else the machine does hits all alike
         for threads in (1, os.cpu_count()) if args.device == "cpu" else (None,):
@@ -140,16 +176,23 @@ def measure(args: argparse.Namespace, model: str) -> dict[str, Any]:
                 name = "one at a time" + (f", {threads} threads" if threads else "")
                 rates.setdefault(name, []).append(rate(port, args, 1, few)[0])
         with served(args, model, *shape) as port:
-            serial = [ask(port, args, seed) for seed in range(few)]
-            rate(port, args, args.clients, args.clients)
-            found, answers = rate(port, args, args.clients, args.requests)
-            rates.setdefault("batched", []).append(found)
-            same.append(answers[:few] == serial)
+            for name, mixed in (("batched", False), ("mixed", True))[: 1 + args.mixed]:
+                serial = [ask(port, args, number, mixed) for number in range(few)]
+                rate(port, args, args.clients, args.clients, mixed)
+                found, answers = rate(port, args, args.clients, args.requests, mixed)
+                rates.setdefault(name, []).append(found)
+                seconds.setdefault(f"{name}, alone", []).append(statistics.median(each.seconds for each in serial))
+                seconds.setdefault(f"{name}, under load", []).append(
+                    statistics.median(each.seconds for each in answers)
+                )
+                same.append([each.tokens for each in answers[:few]] == [each.tokens for each in serial])
     middle = {name: statistics.median(values) for name, values in rates.items()}
-    best = max(value for name, value in middle.items() if name != "batched")
+    best = max(value for name, value in middle.items() if name not in ("batched", "mixed"))
     return {
         "requests_per_s": {name: [round(v, 3) for v in values] for name, values in rates.items()},
+        "seconds": {name: [round(v, 4) for v in values] for name, values in seconds.items()},
         "ratio": round(middle["batched"] / best, 3),
+        "mixed_to_equal": round(middle["mixed"] / middle["batched"], 3) if args.mixed else None,
         "equal_to_serial": all(same),
         **{name: getattr(args, name) for name in ("device", "length", "steps", "clients", "requests")},
         "model": args.model or f"random {args.size}, {args.vocab} tokens",
@@ -158,9 +201,6 @@ def measure(args: argparse.Namespace, model: str) -> dict[str, Any]:
 
 def inside(args: argparse.Namespace) -> None:
     """What a server does for a lone request, without the server."""
-    from scdd.cli.main import calm_threads
-
-    calm_threads()
     from scdd.lm.loading import load
 
     lm = load(None if args.model == "bundled" else args.model, device=args.device)
@@ -212,6 +252,10 @@ def main() -> None:
         return
     for name, values in found["requests_per_s"].items():
         print(f"{name:<26} {statistics.median(values):9.3f} requests/s   {values}")
+    for name, values in found["seconds"].items():
+        print(f"{name:<26} {statistics.median(values):9.4f} s a request   {values}")
+    if args.mixed:
+        print(f"mixed lengths and steps: {found['mixed_to_equal']:.2f}× as many requests as equal ones")
     print(f"batching is worth {found['ratio']:.2f}×; answers equal to serial ones: {found['equal_to_serial']}")
 
 

@@ -100,7 +100,7 @@ def test_a_run_becomes_a_folder_that_loads_and_samples(
         assert 0.0005 < worst < (0.1 if kind == "int4" else 0.01)
         assert shown[2] in source.weights
 
-    lm, original = package.load(out, device="cpu"), package.load(run, device="cpu")
+    lm, original = package.load(out, device="cpu", dtype="float32"), package.load(run, device="cpu")
     assert lm.quality is not None
     assert all(parameter.dtype == torch.float32 for parameter in lm.network.parameters())
     text = lm.generate(1, prompt="The river", length=12, seed=3)[0].text

@@ -221,6 +221,17 @@ def test_plan(run: Run, tmp_path: Path) -> None:
     assert all(line["memory"] > 0 < line["tokens_per_second"] for line in made)
 
 
+def test_cpu(run: Run) -> None:
+    out = run("cpu", "--length", 8, "--steps", 2, "--rounds", 1, "--busy", 0, "--patience", 0, "--ways", "torch first")
+    whole, least, text, *_ = row(out, "torch first")
+    assert whole >= least > text > 0
+
+
+def test_serve_host(run: Run) -> None:
+    out = run("serve_host", "--length", 8, "--steps", 2, "--rows", 4, "--turns", 5)
+    assert all(row(out, label)[0] > 0 for label in ("server", "rows.add", "rows.step", "rows.remove"))
+
+
 def test_every_benchmark_is_here() -> None:
     tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
     assert {path.stem for path in FOLDER.glob("*.py")} - SHARED <= tested

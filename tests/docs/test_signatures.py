@@ -61,7 +61,8 @@ def test_no_comment_splits_an_expression() -> None:
 
 
 def test_no_function_takes_more_than_eight_parameters() -> None:
-    allowed = VERBS_OF_A_MODEL | commands_of_the_terminal()
+    # options that all verbs of `scdd eval` have are declared as one function's parameters
+    allowed = VERBS_OF_A_MODEL | commands_of_the_terminal() | {("cli/eval_session.py", "shared_options")}
     assert len(allowed) > 20, "commands are looked up"
     too_many = {
         f"{file}: {name} ({count})"

@@ -5,11 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from copy import copy
 from typing import Any
 
 import pytest
-import torch
 
 from scdd.lm.model import LM
 from tests.serve.conftest import Serving
@@ -60,15 +58,6 @@ def test_64_clients_at_once_get_what_each_would_get_alone(serving: Serving) -> N
         assert client.meter("scdd_batch_jobs_sum") > 1.05 * client.meter("scdd_batch_jobs_count")
 
 
-def test_jobs_that_agree_share_a_batch(serving: Serving) -> None:
-    with serving({"workers": 1, "batch": 12, "window": 5.0}) as client, ThreadPoolExecutor(6) as pool:
-        bodies = [{"length": 30, "steps": 4, "seed": i, "num": 2} for i in range(6)]
-        found = list(pool.map(lambda body: client.post("/v1/generate", body).json, bodies))
-        assert client.meter("scdd_batch_jobs_count") == 1
-        assert client.meter("scdd_batch_texts_sum") == 12
-        assert [each["samples"][0]["seed"] for each in found] == list(range(6))
-
-
 def test_a_job_larger_than_a_batch_fills_nothing_up(serving: Serving) -> None:
     """Four texts, one at a time: a group of four would be three quarters filling."""
     with serving({"workers": 1, "batch": 1}) as client:
@@ -77,59 +66,46 @@ def test_a_job_larger_than_a_batch_fills_nothing_up(serving: Serving) -> None:
 
 
 @pytest.mark.parametrize(
-    "other", [{"length": 31}, {"steps": 5}, {"top_p": 0.5}, {"process": "gidd"}, {"final": "greedy"}]
+    ("other", "steps"),
+    [
+        ({"length": 31}, [1] * 4 + [1] * 4),  # on a CPU rows of one length share
+        ({"steps": 6}, [2] * 4 + [1] * 2),
+        ({"temperature": 0.5}, [2] * 4),
+        ({"grid": "cosine"}, [2] * 4),
+        ({"top_p": 0.5}, [1] * 8),
+        ({"process": {"kind": "gidd"}}, [1] * 8),
+        ({"final": "greedy"}, [1] * 8),
+    ],
 )
-def test_jobs_that_differ_do_not(serving: Serving, other: dict[str, Any]) -> None:
-    with serving({"workers": 1, "window": 0.05}) as client, ThreadPoolExecutor(2) as pool:
-        body = {"length": 30, "steps": 4, "seed": 1}
-        list(pool.map(lambda b: client.post("/v1/generate", b), [body, {**body, **other}]))
-        assert client.meter("scdd_batch_jobs_count") == 2
+def test_who_shares_a_batch(lm: LM, other: dict[str, Any], steps: list[int]) -> None:
+    """Whatever the seeds, times and temperatures; the meters count texts at each step of a batch."""
+    from scdd.serve.limits import Limits
+    from scdd.serve.requests import Generate
+    from scdd.serve.service import Service
+
+    service = Service(lm, Limits(), threads=1, lent=True)
+    body = {"length": 30, "steps": 4, "seed": 1}
+    service.scheduler.submit([service.generate(Generate(**each)) for each in (body, {**body, **other})])
+    service.scheduler.close()
+    service.scheduler.work()
+    text = service.meters.text().decode()
+    assert f"scdd_batch_texts_count {float(len(steps))}" in text
+    assert f"scdd_batch_texts_sum {float(sum(steps))}" in text
+    assert f"scdd_network_evaluations_total {float(len(steps))}" in text
+    assert f"scdd_network_rows_total {float(sum(steps))}" in text
 
 
-def test_a_fixed_group_gives_the_same_text_in_any_company(serving: Serving) -> None:
-    """`rows_per_forward`, as on a GPU: evaluations are filled up, and a text alone is a text in a crowd."""
-    with (
-        serving({"workers": 1, "batch": 8, "rows_per_forward": 4, "window": 0.02}) as client,
-        ThreadPoolExecutor(8) as pool,
-    ):
-        bodies = [{"length": 30, "steps": 6, "seed": i} for i in range(7)]
-        alone = [client.post("/v1/generate", body).json for body in bodies]
-        crowd = list(pool.map(lambda body: client.post("/v1/generate", body).json, bodies))
-        assert crowd == alone
+def drawn_together(lm: LM, heats: list[float]) -> list[Any]:
+    from scdd.serve.limits import Limits
+    from scdd.serve.requests import Generate
+    from scdd.serve.service import Service
 
-
-class Flaky(torch.nn.Module):
-    """A network that fails once, at its n-th evaluation."""
-
-    def __init__(self, inner: Any, n: int) -> None:
-        super().__init__()
-        self.inner, self.vocab, self.config, self.head = inner, inner.vocab, inner.config, inner.head
-        self.left = n
-
-    def hidden(self, *args: Any) -> Any:
-        self.left -= 1
-        if self.left == 0:
-            raise RuntimeError("no memory")
-        return self.inner.hidden(*args)
-
-
-def test_a_batch_that_fails_is_repeated_one_by_one_and_nobody_notices(serving: Serving, lm: LM) -> None:
-    """Two texts of three windows share a batch, which fails in the second window."""
-    flaky = copy(lm)
-    bodies = [{"task": "generate", "length": 70, "steps": 4, "seed": i, "stop": False} for i in range(2)]
-    flaky.network = Flaky(lm.network, 14)  # type: ignore[assignment]
-    with (
-        serving({"workers": 1, "batch": 2, "window": 5.0, "rows_per_forward": 1}, model=flaky) as client,
-        ThreadPoolExecutor(2) as pool,
-    ):
-        found = list(pool.map(lambda body: list(client.events("/v1/denoise", body)), bodies))
-        assert client.meter("scdd_batch_jobs_count") == 3
-        assert flaky.network.left < 0
-    for i, events in enumerate(found):
-        frames = [data for kind, data in events if kind == "frame"]
-        assert [(f["offset"], f["step"]) for f in frames] == [(o, s) for o in (0, 19, 38) for s in (1, 2, 3, 4)]
-        expected = lm.generate(length=70, steps=4, seed=i, stop=False)[0].json()
-        assert events[-2][1]["samples"] == [expected]
+    service = Service(lm, Limits(), threads=1, lent=True)
+    jobs = [service.generate(Generate(length=12, seed=i, temperature=heat)) for i, heat in enumerate(heats)]
+    service.scheduler.submit(jobs)
+    service.scheduler.close()
+    service.scheduler.work()
+    return [job.future.result()[0].json() for job in jobs]
 
 
 def test_an_autoregressive_model_is_served_too(serving: Serving, tmp_path: Any) -> None:
@@ -140,6 +116,10 @@ def test_an_autoregressive_model_is_served_too(serving: Serving, tmp_path: Any) 
         tmp_path / "ar", "process.kind=ar", "objective.kind=ar", "sampling.sampler.kind=ar", causal=True
     )
     model: LM = load(folder, device="cpu")
+    heats = [1.0, 0.5, 1.0]
+    assert drawn_together(model, heats) == [
+        model.generate(length=12, seed=i, temperature=heat)[0].json() for i, heat in enumerate(heats)
+    ]
     with serving(model=model) as client:
         body = {"prompt": "The", "length": 12, "seed": 3}
         assert client.post("/v1/generate", body).json["samples"] == [

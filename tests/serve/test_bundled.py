@@ -40,9 +40,13 @@ def test_a_hole_is_filled_with_the_word_that_belongs_there(bundled_client: Clien
     assert {sample["text"] for sample in found} == {text.replace("[MASK]", "population")}
 
 
+STEPS = {"reverse": {"steps": 8}}  # the only mode that has some
+
+
 @pytest.mark.parametrize("mode", ["reverse", "pass"])
 def test_a_damaged_word_is_restored_and_nothing_else_touched(bundled_client: Client, mode: str) -> None:
-    found = bundled_client.post("/v1/correct", {"text": DAMAGED, "mode": mode, "steps": 8, "seed": 0}).json
+    body = {"text": DAMAGED, "mode": mode, "seed": 0, **STEPS.get(mode, {})}
+    found = bundled_client.post("/v1/correct", body).json
     assert found["text"] == WHOLE
     assert [(change["before"], change["after"]) for change in found["changes"]] == [(" water", " the")]
     assert found["changes"][0]["p_after"] > 0.5
@@ -50,7 +54,8 @@ def test_a_damaged_word_is_restored_and_nothing_else_touched(bundled_client: Cli
 
 def test_what_is_right_stays(bundled_client: Client) -> None:
     for mode in ("edit", "reverse"):
-        found = bundled_client.post("/v1/correct", {"text": WHOLE, "mode": mode, "steps": 8, "seed": 0}).json
+        body = {"text": WHOLE, "mode": mode, "seed": 0, **STEPS.get(mode, {})}
+        found = bundled_client.post("/v1/correct", body).json
         assert (found["text"], found["changes"], found["edits"]) == (WHOLE, [], [])
 
 
@@ -101,8 +106,8 @@ def test_openais_client_completes(bundled_client: Client) -> None:
 
 def test_company_changes_nothing(serving: Serving, bundled: LM) -> None:
     """Matrix products of its own sizes round in their own way, so this is asked of the real network too."""
-    bodies = [{"length": 40, "steps": 4, "seed": seed, "stop": False} for seed in range(5)]
-    with serving({"workers": 1, "batch": 5, "window": 5.0}, model=bundled) as client, ThreadPoolExecutor(5) as pool:
+    bodies = [{"length": 40, "steps": 8 - seed, "seed": seed, "stop": False} for seed in range(5)]
+    with serving({"workers": 1, "batch": 5}, model=bundled) as client, ThreadPoolExecutor(5) as pool:
         found = list(pool.map(lambda body: client.post("/v1/generate", body).json["samples"][0], bodies))
-        assert client.meter("scdd_batch_jobs_count") == 1
+        assert client.meter("scdd_batch_jobs_sum") > client.meter("scdd_batch_jobs_count"), "some did share"
     assert found == [bundled.generate(**body)[0].json() for body in bodies]  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""How long things take decides how many share a batch, and who is let in."""
+"""How long things take decides who is taken when, and who is let in."""
 
 from __future__ import annotations
 
@@ -29,23 +29,37 @@ def service(lm: LM, seconds_a_text: float) -> Service:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "waited", "batches"),
-    [(0.01, 0.0, [6]), (1.0, 0.0, [4, 2]), (1.0, 6.0, [1, 1, 1, 1, 1, 1]), (3.0, 0.0, [1, 1, 1, 1, 1, 1])],
+    ("seconds", "waited", "most"), [(0.01, 0.0, 6), (1.0, 0.0, 6), (1.9, 0.0, 4), (1.9, 5.0, 1), (9.0, 0.0, 6)]
 )
-def test_a_batch_is_no_larger_than_its_first_job_can_wait_for(
-    lm: LM, seconds: float, waited: float, batches: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Four tenths of the limit of ten seconds, or what is left of eight."""
+def test_nobody_is_taken_who_would_make_others_late(lm: LM, seconds: float, waited: float, most: int) -> None:
+    """Jobs should be done after eight of ten seconds; those that cannot be done in time anyway keep nobody waiting."""
     made, seen = service(lm, seconds), []
-    monkeypatch.setattr(made.scheduler, "learn", lambda cost, _: seen.append(round(cost / COST)))
+    walked, turns = made.scheduler._turns[0].batches.step, made.scheduler._turns[0]
+    turns.batches.step = lambda: (seen.append(len(turns.batches.jobs)), walked())  # type: ignore[assignment, return-value, func-returns-value]
+    made.scheduler.learn = lambda cost, seconds: None  # type: ignore[method-assign]
     waiting = jobs(made, 6)
     for job in waiting:
         job.arrived -= waited
-    made.scheduler.submit(waiting)
+    made.scheduler._pending["texts"].extend(waiting)
     made.scheduler.close()
     made.scheduler.work()
-    assert seen == batches
+    assert seen[0] == most, "at first"
     assert [job.future.result()[0].seed for job in waiting] == list(range(6))
+
+
+def test_a_short_request_is_let_in_beside_a_long_one(lm: LM) -> None:
+    """It takes no longer for it, since everybody takes steps in turn; where all places are taken, it would."""
+    for batch, let_in in ((2, True), (1, False)):
+        made = Service(lm, Limits(seconds=10.0, batch=batch), threads=1, lent=True)
+        made.scheduler.learn(COST, 0.035)
+        made.scheduler.submit([made.generate(Generate(length=30, steps=1024, seed=1))])
+        short = jobs(made, 1)
+        if not let_in:
+            with pytest.raises(ApiError):
+                made.scheduler.submit(short)
+            continue
+        made.scheduler.submit(short)
+        assert made.scheduler._harmless(short[0], [*made.scheduler._pending["texts"]])
 
 
 def test_who_could_not_be_answered_in_time_is_told_at_once(lm: LM) -> None:

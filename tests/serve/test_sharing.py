@@ -10,7 +10,6 @@ from torch import Tensor
 
 from scdd.lm.model import LM
 from scdd.models.dit import DiT
-from tests.serve.conftest import Serving
 
 pytest.importorskip("fastapi", reason="needs fastapi: pip install -e '.[serve]'")
 
@@ -48,43 +47,68 @@ def fickle(lm: LM, kind: type[Fickle] = Fickle, *args: int) -> LM:
     return LM(network, lm.process, lm.tokenizer, lm.context, sampling=lm.sampling, name="fickle")
 
 
+def sizes(sharing: Any, rows: int, length: int = 32) -> list[int]:
+    """Of the groups in which so many rows are evaluated."""
+    groups = sharing.groups([length] * rows)
+    places = [i for group in groups for i in range(rows)[group.rows]]
+    assert places == list(range(rows)), "every row once, in order"
+    return [group.rows.stop - group.rows.start for group in groups]
+
+
 def test_sizes(lm: LM) -> None:
     from scdd.serve.sharing import SIZES, Sharing
 
     sharing = Sharing(lm, None)
-    assert sharing.size(1, 30) is None
-    for rows in (2, 5, 8, 30):
-        size = sharing.size(rows, 30)
-        assert size is None or (size in SIZES and size <= rows)
+    assert sharing.shape(32) != sharing.shape(33), "padding would change bits on a CPU"
+    assert sharing.evaluations(sharing.shape(32), 1) == (1, 1)
+    for rows in (1, 2, 5, 8, 30):
+        found = sizes(sharing, rows)
+        assert {*found} <= {*SIZES, 1}
+        assert sharing.evaluations(sharing.shape(32), rows) == (len(found), rows), "and none is filled up"
 
 
 def test_a_group_of_its_own_size_is_filled_up_for_any_number_of_texts(lm: LM) -> None:
     from scdd.serve.sharing import Sharing
 
     sharing = Sharing(lm, 4)
-    assert {sharing.size(rows, 30) for rows in (1, 3, 4, 9)} == {4}
+    assert {sharing.shape(length) for length in (3, 11, 40)} == {(None, 40, 4)}
+    assert [sharing.evaluations(sharing.shape(9), rows) for rows in (1, 4, 9)] == [(1, 4), (1, 4), (3, 12)]
+
+
+def test_widths_are_few(lm: LM) -> None:
+    from scdd.serve.sharing import Sharing
+
+    wide = LM(lm.network, lm.process, lm.tokenizer, 1024, sampling=lm.sampling)
+    sharing = Sharing(wide, 2)
+    found = {length: sharing.shape(length).width for length in (3, 66, 130, 136, 137, 258, 264, 265, 1024)}
+    assert [*found.values()] == [136, 136, 136, 136, 264, 264, 264, 520, 1024]
 
 
 @pytest.mark.parametrize(("sound", "found"), [(1, 4), (9, 16), (100, 1)])
 def test_groups_grow_until_a_rows_place_does_not_count(lm: LM, sound: int, found: int) -> None:
     from scdd.serve.sharing import Sharing
 
-    assert Sharing(fickle(lm, Partial, sound), 4).size(1, 30) == found
+    assert Sharing(fickle(lm, Partial, sound), 4).shape(32).rows == found
 
 
 def test_what_would_change_bits_goes_one_by_one(lm: LM) -> None:
     from scdd.serve.sharing import Sharing
 
-    assert Sharing(fickle(lm), None).size(8, 30) is None
+    assert sizes(Sharing(fickle(lm), None), 8) == [1] * 8
 
 
-def test_a_fickle_network_still_answers_alike_in_company(serving: Serving, lm: LM) -> None:
-    from concurrent.futures import ThreadPoolExecutor
+def test_a_fickle_network_still_answers_alike_in_company(lm: LM) -> None:
+    from scdd.serve.limits import Limits
+    from scdd.serve.requests import Generate
+    from scdd.serve.service import Service
 
     model = fickle(lm)
-    with serving({"workers": 1, "batch": 4, "window": 5.0}, model=model) as client, ThreadPoolExecutor(4) as pool:
-        bodies = [{"length": 30, "seed": i, "steps": 4} for i in range(4)]
-        together = list(pool.map(lambda body: client.post("/v1/generate", body).json, bodies))
-        assert client.meter("scdd_batch_jobs_count") == 1
-        assert client.meter("scdd_network_evaluations_total") == client.meter("scdd_network_rows_total") == 16
-    assert [each["samples"][0] for each in together] == [model.generate(**body)[0].json() for body in bodies]
+    service = Service(model, Limits(batch=4), threads=1, lent=True)
+    bodies: list[dict[str, Any]] = [{"length": 30, "seed": i, "steps": 4} for i in range(4)]
+    jobs = [service.generate(Generate(**body)) for body in bodies]
+    service.scheduler.submit(jobs)
+    service.scheduler.close()
+    service.scheduler.work()
+    assert service.meters.evaluations._value.get() == service.meters.evaluated_rows._value.get() == 16
+    found = [job.future.result()[0].json() for job in jobs]
+    assert found == [model.generate(**body)[0].json() for body in bodies]

@@ -94,12 +94,15 @@ def test_work_stops_when_the_client_goes_away(serving: Serving, path: str) -> No
         assert client.post("/v1/generate", {"length": 10, "steps": 2}).status == 200
 
 
-def test_silence_is_filled_with_comments(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever stands in between does not take the connection for dead; here a job waits for company, in vain."""
+def test_silence_is_filled_with_comments(serving: Serving, lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever stands in between does not take the connection for dead; here a step takes its time."""
     from scdd.serve import stream
+    from scdd.serve.batches import Batches
 
     monkeypatch.setattr(stream, "ALIVE", 0.05)
-    with serving({"window": 0.5, "workers": 1}) as client:
+    walked = Batches.step
+    monkeypatch.setattr(Batches, "step", lambda self: (time.sleep(0.3), walked(self)))
+    with serving({"workers": 1}) as client:
         for path, body in (
             ("/v1/denoise", {"task": "generate", "length": 10, "steps": 2}),
             ("/v1/completions", {"model": "tiny", "max_tokens": 8, "stream": True}),

@@ -16,7 +16,7 @@ import typer
 
 from scdd.cli.cluster import Ray
 from scdd.cli.eval_systems import KEYS, System, parse_system, parse_systems
-from scdd.cli.options import NoGraphs
+from scdd.cli.options import Graphs
 from scdd.cluster.pool import RayPool, pool_at
 from scdd.core.errors import UserError
 from scdd.samplers.options import CONVENTIONS, Convention
@@ -134,7 +134,7 @@ def shared_options(
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bars.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line, one line a measurement.")] = False,
-    no_graphs: NoGraphs = False,
+    graphs: Graphs = False,
     ray: Ray = None,
 ) -> None:
     """The options that every verb has; a verb is given the session that they open."""
@@ -154,7 +154,7 @@ class Session:
     plan: Plan | None = None
     """On Ray: what is asked for, until all of it is measured together."""
     pool: RayPool | None = None
-    graphs: bool = True
+    graphs: bool = False
     """Whether models that are opened here replay captured steps; those on Ray always do."""
 
     def default_num(self, num: int | None) -> int:
@@ -262,8 +262,8 @@ def with_session(on_ray: bool = True) -> Callable[[Callable[..., None]], Callabl
             from scdd.evals.measure.tasks import Plan
             from scdd.training.parallel import world
 
-            names = ("seed", "batch_size", "out", "device", "dtype", "quiet", "as_json", "no_graphs")
-            seed, size, out, device, dtype, quiet, as_json, no_graphs = (given.pop(name) for name in names)
+            names = ("seed", "batch_size", "out", "device", "dtype", "quiet", "as_json", "graphs")
+            seed, size, out, device, dtype, quiet, as_json, graphs = (given.pop(name) for name in names)
             ray = [given.pop(name) for name in shared if name not in names]
             address = ray[0] if ray else None
             with world("auto", device if address is None else "cpu") as here:  # join the ranks
@@ -274,7 +274,7 @@ def with_session(on_ray: bool = True) -> Callable[[Callable[..., None]], Callabl
                 if here.is_main:
                     make_folder(store.folder)  # or it is heard now, before anything long is measured
                 try:
-                    session = Session(store, seed, size, live, as_json, dtype, graphs=not no_graphs)
+                    session = Session(store, seed, size, live, as_json, dtype, graphs=graphs)
                     if address is not None:
                         session.plan, session.pool = Plan(store, size, device), pool_at(address, gpus=device != "cpu")
                     function(session, **given)

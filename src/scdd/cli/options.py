@@ -32,8 +32,12 @@ Process = Annotated[
     str | None, typer.Option(help="Sample with another process of the same marginals: scdd, gidd or mdlm.")
 ]
 Device = Annotated[str | None, typer.Option(help="cuda or cpu; cuda where there is one.")]
-NoGraphs = Annotated[
-    bool, typer.Option("--no-graphs", help="On a GPU, launch every kernel of a step by itself; the texts are the same.")
+Graphs = Annotated[
+    bool,
+    typer.Option(
+        "--graphs",
+        help="On a GPU, replay captured steps: one launch each; the texts are the same. Not yet tried on one.",
+    ),
 ]
 Dtype = Annotated[
     str | None,
@@ -69,7 +73,7 @@ class ModelFlags:
     dtype: Dtype = None
     json: Json = False
     plain: Plain = False
-    no_graphs: NoGraphs = False
+    graphs: Graphs = False
 
     @property
     def live(self) -> bool:
@@ -78,7 +82,7 @@ class ModelFlags:
 
     def open(self) -> LM:
         """The model that the flags name."""
-        return open_model(self.model, self.process, self.device, dtype=self.dtype, graphs=not self.no_graphs)
+        return open_model(self.model, self.process, self.device, dtype=self.dtype, graphs=self.graphs)
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,7 @@ class DrawFlags(ModelFlags):
             from scdd.trace.output import check_path
 
             check_path(self.trace)
-        how = {"dtype": self.dtype, "graphs": not self.no_graphs}
+        how = {"dtype": self.dtype, "graphs": self.graphs}
         return open_model(self.model, self.process, self.device, self.changes, **how)  # type: ignore[arg-type]
 
 
@@ -105,7 +109,7 @@ def open_model(
     device: str | None = None,
     changes: list[str] | None = None,
     dtype: str | None = None,
-    graphs: bool = True,
+    graphs: bool = False,
 ) -> LM:
     """The model that the options name."""
     from scdd.lm.loading import load

@@ -40,7 +40,7 @@ def serve(
     compile: Annotated[
         bool, typer.Option("--compile", help="Compile the network; on a GPU, behind a CUDA graph.")
     ] = False,
-    no_graphs: o.NoGraphs = False,
+    graphs: o.Graphs = False,
     max_length: Annotated[
         int | None, typer.Option(help="Most tokens of a text; default: four times the context.")
     ] = None,
@@ -49,10 +49,8 @@ def serve(
     max_body: Annotated[int, typer.Option(help="Most bytes of a request.")] = 256 * 1024,
     max_queue: Annotated[int, typer.Option(help="Jobs that may wait before the next is told 429.")] = 64,
     timeout: Annotated[float, typer.Option(help="Seconds from a request to its answer.")] = 60.0,
-    batch_size: Annotated[int | None, typer.Option(help="Texts drawn together; default: 16, on a GPU 64.")] = None,
-    workers: Annotated[
-        int | None, typer.Option(help="Batches at the same time; default: 1, which uses all cores.")
-    ] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Texts under way at a time; default: 16, on a GPU 64.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Threads that compute; default: 1, which uses all cores.")] = None,
     group: Annotated[
         int | None,
         typer.Option(help="Rows of every network evaluation; default: 64 on a GPU; on a CPU as many as change no bit."),
@@ -109,7 +107,7 @@ def serve(
         batch_size,
         group,
         dtype,
-        not no_graphs,
+        graphs,
     )
     door = Door(host, port, token, (*LOOPBACK, host) if local and token is None else None, log_level)
     if ray is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypedDict, get_args, overload
 
@@ -10,6 +11,7 @@ import torch
 from typing_extensions import Unpack
 
 from scdd.core import machine
+from scdd.core.denoiser import Denoiser
 from scdd.core.errors import UserError
 from scdd.data.tokenizer import TextTokenizer
 from scdd.lm import gaps
@@ -70,7 +72,7 @@ class LM:
     """Weights, a process, a tokenizer, and the defaults of sampling and repair that the model comes with."""
 
     channel: Channel | None = None  # parameters of repair by edits that the model comes with
-    graphs: bool = True
+    graphs: bool = False
     """On a GPU, replay captured steps (`samplers.graphs`); false launches every kernel by itself. The texts are the same."""
     chat_template: str | None = None  # the Jinja template of a model that was fine-tuned on chats (`lm.chat.answer`)
 
@@ -91,7 +93,7 @@ class LM:
         if isinstance(process, Autoregressive):
             self.sampling = replace(self.sampling, sampler=ArOptions())
         self.quality, self.name = quality, name
-        self._graphed: Graphed | None = None
+        self._graphed: Denoiser | None = None
         self._steps: StepGraphs | None = None
 
     def __repr__(self) -> str:
@@ -157,6 +159,13 @@ class LM:
         if not self.engine.autoregressive:  # whose decoding has a cache, and shapes that grow
             self._graphed = Graphed(self.network)
         return self
+
+    def behind(self, wrap: Callable[[Denoiser], Denoiser]) -> LM:
+        """The same model, all shared, whose evaluations go through what `wrap` makes of its network."""
+        network = self.engine.model.denoiser  # its captured steps are made now, and shared
+        made = copy(self)
+        made._graphed = wrap(network)
+        return made
 
     @property
     def engine(self) -> Engine:

@@ -1,4 +1,8 @@
-"""Rows under way: batches, windows over texts longer than the context, frames for whoever watches, results at the end."""
+"""Rows under way: batches, windows over texts longer than the context, frames for whoever watches, results at the end.
+
+A `Text` is drawn window by window (`Due`); `token_rows`, `numbers`, `settle` and `sample_of` are the way from a text to a row of a batch
+and back, for a `Run` of one caller and for the server's batches alike.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +98,7 @@ def windows(length: int, room: int) -> list[Window]:
 
 
 @dataclass
-class _Text:
+class Text:
     """One sample under way."""
 
     index: int
@@ -106,8 +110,37 @@ class _Text:
     ended: bool = False
     frames: list[tuple[Moment, Window, Tensor, Tensor, Tensor]] = field(default_factory=list)
 
+    def at(self, level: int, room: int) -> Due | None:
+        """Window number `level`, if there is one with something left to draw."""
+        parts = windows(len(self.tokens), room)
+        if self.ended or level >= len(parts):
+            return None
+        window = parts[level]
+        return None if all(self.row.frozen[window.fresh : window.stop]) else Due(self, window, level)
 
-Due = Sequence[tuple[_Text, Window]]
+    def after(self, level: int, room: int) -> Due | None:
+        """The next window after number `level` (−1: the first) with something left to draw."""
+        later = range(level + 1, len(windows(len(self.tokens), room)))
+        return next((due for each in later if (due := self.at(each, room)) is not None), None)
+
+
+class Due(NamedTuple):
+    """A window of a text that is drawn now."""
+
+    text: Text
+    window: Window
+    level: int
+
+
+class Recorded(NamedTuple):
+    """The recorded steps of one row: when, and [F, L] each, on the CPU, the columns of [BOS] and [EOS] included."""
+
+    moments: Sequence[Moment]
+    tokens: Tensor
+    moved: Tensor
+    log_p: Tensor
+
+
 Choose = Callable[[tuple[Sample, ...]], tuple[Sample, ...]]
 
 
@@ -118,7 +151,7 @@ class Run:
         """`first` is the number of the first row's sample."""
         self.engine, self.plan = engine, plan
         self.choose: Choose = lambda samples: samples
-        self._texts = [_Text(first + i, plan.seed, row, list(row.tokens)) for i, row in enumerate(rows)]
+        self.texts = [Text(first + i, plan.seed, row, list(row.tokens)) for i, row in enumerate(rows)]
         self._frames = self._walk()
 
     @classmethod
@@ -130,13 +163,13 @@ class Run:
         what they `choose` is theirs to choose.
         """
         run = cls(engine or runs[0].engine, (), replace(runs[0].plan, **changes))
-        run._texts = [deepcopy(text) for each in runs for text in each._texts]
+        run.texts = [deepcopy(text) for each in runs for text in each.texts]
         return run
 
     @property
     def starts(self) -> tuple[tuple[int, ...], ...]:
         """The tokens of each text before the first step."""
-        return tuple(text.row.tokens for text in self._texts)
+        return tuple(text.row.tokens for text in self.texts)
 
     def __iter__(self) -> Iterator[BatchFrame]:
         return self._frames
@@ -146,116 +179,132 @@ class Run:
         """All samples, in order, or those that `choose` picks."""
         for _ in self._frames:
             pass
-        return self.choose(tuple(self._sample(text) for text in self._texts))
+        return self.choose(tuple(sample_of(self.engine, self.plan, text) for text in self.texts))
 
     def with_bar(self) -> tuple[Sample, ...]:
         """`results`, with a bar of the texts that have been drawn."""
         from rich.progress import Progress
 
         with Progress(transient=True) as progress:
-            task, drawn = progress.add_task("texts", total=len(self._texts)), set[int]()
+            task, drawn = progress.add_task("texts", total=len(self.texts)), set[int]()
             for batch in self:
                 drawn.update(batch.places)
                 progress.update(task, completed=len(drawn))
         return self.results
 
     def _walk(self) -> Iterator[BatchFrame]:
-        parts = [windows(len(text.tokens), self.engine.room) for text in self._texts]
-        for level in range(max(map(len, parts), default=0)):
-            due = [
-                (text, part[level])
-                for text, part in zip(self._texts, parts, strict=True)
-                if level < len(part) and not text.ended and self._has_work(text, part[level])
-            ]
+        room = self.engine.room
+        for level in range(max((len(windows(len(text.tokens), room)) for text in self.texts), default=0)):
+            due = [each for text in self.texts if (each := text.at(level, room)) is not None]
             for first in range(0, len(due), self.plan.batch_size):
-                yield from self._batch(due[first : first + self.plan.batch_size], level)
+                yield from self._batch(due[first : first + self.plan.batch_size])
 
-    @staticmethod
-    def _has_work(text: _Text, window: Window) -> bool:
-        return not all(text.row.frozen[window.fresh : window.stop])
-
-    def _batch(self, due: Due, level: int) -> Iterator[BatchFrame]:
-        samples = tuple(text.index for text, _ in due)
-        seeds = [text.seed + GOLDEN * level for text, _ in due]
-        places = {id(text): place for place, text in enumerate(self._texts)}
+    def _batch(self, due: Sequence[Due]) -> Iterator[BatchFrame]:
+        places = {id(text): place for place, text in enumerate(self.texts)}
         where = (
-            tuple(window.start for _, window in due),
-            tuple(window.stop - window.start for _, window in due),
-            tuple(places[id(text)] for text, _ in due),
+            tuple(each.text.index for each in due),
+            tuple(each.window.start for each in due),
+            tuple(each.window.stop - each.window.start for each in due),
+            tuple(places[id(each.text)] for each in due),
         )
-        rng = CounterRNG(seeds, samples, self.engine.device)
+        rows, rng = token_rows(self.engine, due), numbers(self.engine, due)
         frames: list[Frame] = []
-        for frame in sample_loop(self.engine.model, self.plan, self._rows(due), rng):
+        for frame in sample_loop(self.engine.model, self.plan, rows, rng):
             frames.append(frame)
-            yield BatchFrame(frame, samples, *where)
-        self._settle(due, frames)
-
-    def _rows(self, due: Due) -> TokenRows:
-        """A batch of framed windows, padded with masks that nobody sees."""
-        rows = [self.engine.framed(text.tokens[w.start : w.stop]) for text, w in due]
-        lengths = [len(row) for row in rows]
-        shape = (len(rows), max(lengths))
-        z = torch.full(shape, self.engine.tokenizer.mask_id, dtype=torch.int64)
-        frozen = torch.ones(shape, dtype=torch.bool)
-        for r, (row, (text, w)) in enumerate(zip(rows, due, strict=True)):
-            z[r, : len(row)] = torch.tensor(row)
-            settled = [text.row.frozen[i] or i < w.fresh for i in range(w.start, w.stop)]
-            frozen[r, 1 : 1 + len(settled)] = torch.tensor(settled)
-        return TokenRows(z.to(self.engine.device), frozen.to(self.engine.device), lengths)
-
-    def _settle(self, due: Due, frames: Sequence[Frame]) -> None:
-        """Read the device once, at the end, and take the window's result into each text."""
-        last = frames[-1]
+            yield BatchFrame(frame, *where)
+        # the device is read once, at the end
+        last, kept = frames[-1], _stacked(frames) if self.plan.record else None
         tokens, counts, nfe = last.tokens.tolist(), last.counts.tolist(), last.nfe.tolist()
-        shown = frames if self.plan.record else []
-        kept = [
-            torch.stack(list(each)).cpu() for each in zip(*((f.tokens, f.moved, f.log_p) for f in shown), strict=True)
-        ]
-        for r, (text, w) in enumerate(due):
-            inside = slice(1, 1 + w.stop - w.start)
-            for f, frame in enumerate(shown):
-                moment = Moment(frame.step, frame.t, frame.s)
-                text.frames.append((moment, w, *(each[f, r, inside] for each in kept)))  # type: ignore[arg-type]
-            text.tokens[w.start : w.stop] = tokens[r][inside]
-            text.nfe += nfe[r]
-            text.counts = tuple(a + b for a, b in zip(text.counts, counts[r], strict=True))
-            text.ended = self.plan.stop and self._end(text, w.stop) is not None
+        for r, each in enumerate(due):
+            shown = None if kept is None else Recorded(kept[0], *(x[:, r] for x in kept[1:]))
+            settle(self.plan, each, Ending(tokens[r], counts[r], nfe[r], shown), self.engine.tokenizer.eos_id)
 
-    def _end(self, text: _Text, stop: int) -> int | None:
-        """Where the first drawn end-of-text stands."""
-        eos, frozen = self.engine.tokenizer.eos_id, text.row.frozen
-        return next((i for i in range(stop) if text.tokens[i] == eos and not frozen[i]), None)
 
-    def _sample(self, text: _Text) -> Sample:
-        end = self._end(text, len(text.tokens)) if self.plan.stop else None
-        tokens = tuple(text.tokens if end is None else text.tokens[:end])
-        unmasked, corrections, remasked = text.counts
-        return Sample(
-            text=self.engine.text(tokens),
-            tokens=tokens,
-            seed=text.seed,
-            index=text.index,
-            steps=self.plan.steps,
-            nfe=text.nfe,
-            corrections=corrections,
-            unmasked=unmasked,
-            remasked=remasked,
-            sampler=self.plan.sampler.name,
-            final=self.plan.final,
-            process=self.engine.process_name,
-            ended=end is not None,
-            trajectory=self._trajectory(text) if self.plan.record else None,
-        )
+def _stacked(frames: Sequence[Frame]) -> tuple[list[Moment], Tensor, Tensor, Tensor]:
+    parts = (torch.stack(each).cpu() for each in zip(*((f.tokens, f.moved, f.log_p) for f in frames), strict=True))
+    tokens, moved, log_p = parts
+    return [Moment(f.step, f.t, f.s) for f in frames], tokens, moved, log_p
 
-    def _trajectory(self, text: _Text) -> Trajectory:
-        """The whole text at every frame, also where only a window of it moved."""
-        start = torch.tensor(text.row.tokens)
-        count, length = len(text.frames), len(start)
-        tokens = start.repeat(count, 1)
-        moved = torch.zeros((count, length), dtype=torch.int8)
-        log_p = torch.full((count, length), torch.nan)
-        for f, (_, window, shown, kinds, logs) in enumerate(text.frames):
-            inside = slice(window.start, window.stop)
-            tokens[f:, inside], moved[f, inside], log_p[f, inside] = shown, kinds, logs
-        moments = tuple(moment for moment, *_ in text.frames)
-        return Trajectory(start, tokens, moved, log_p, moments, self.engine.tokenizer)
+
+def token_rows(engine: Engine, due: Sequence[Due]) -> TokenRows:
+    """A batch of framed windows, padded with masks that nobody sees."""
+    rows = [engine.framed(text.tokens[w.start : w.stop]) for text, w, _ in due]
+    lengths = [len(row) for row in rows]
+    longest, mask_id = max(lengths), engine.tokenizer.mask_id
+    frozen = []
+    for text, w, _ in due:
+        settled = [*[True] * (w.fresh - w.start), *text.row.frozen[w.fresh : w.stop]]
+        frozen.append([True, *settled, *[True] * (longest - 1 - len(settled))])
+    z = torch.tensor([[*row, *[mask_id] * (longest - len(row))] for row in rows], dtype=torch.int64)
+    return TokenRows(z.to(engine.device), torch.tensor(frozen).to(engine.device), lengths)
+
+
+def numbers(engine: Engine, due: Sequence[Due]) -> CounterRNG:
+    """The random numbers of these windows: each sample's own, and each window's."""
+    seeds = [text.seed + GOLDEN * level for text, _, level in due]
+    return CounterRNG(seeds, [each.text.index for each in due], engine.device)
+
+
+class Ending(NamedTuple):
+    """A row at its walk's end, as plain numbers."""
+
+    tokens: Sequence[int]
+    counts: Sequence[int]
+    nfe: int
+    recorded: Recorded | None = None
+
+
+def settle(plan: SamplingPlan, due: Due, ending: Ending, eos_id: int) -> None:
+    """Take a window's result into its text."""
+    text, w, _ = due
+    inside = slice(1, 1 + w.stop - w.start)
+    if ending.recorded is not None:
+        moments, *shown = ending.recorded
+        text.frames += [(moment, w, *(x[f, inside] for x in shown)) for f, moment in enumerate(moments)]  # type: ignore[misc]
+    text.tokens[w.start : w.stop] = ending.tokens[inside]
+    text.nfe += ending.nfe
+    text.counts = tuple(a + b for a, b in zip(text.counts, ending.counts, strict=True))
+    text.ended = plan.stop and _end(text, w.stop, eos_id) is not None
+
+
+def _end(text: Text, stop: int, eos_id: int) -> int | None:
+    """Where the first drawn end-of-text stands."""
+    frozen = text.row.frozen
+    return next((i for i in range(stop) if text.tokens[i] == eos_id and not frozen[i]), None)
+
+
+def sample_of(engine: Engine, plan: SamplingPlan, text: Text) -> Sample:
+    """What a text that has been drawn is handed over as."""
+    end = _end(text, len(text.tokens), engine.tokenizer.eos_id) if plan.stop else None
+    tokens = tuple(text.tokens if end is None else text.tokens[:end])
+    unmasked, corrections, remasked = text.counts
+    return Sample(
+        text=engine.text(tokens),
+        tokens=tokens,
+        seed=text.seed,
+        index=text.index,
+        steps=plan.steps,
+        nfe=text.nfe,
+        corrections=corrections,
+        unmasked=unmasked,
+        remasked=remasked,
+        sampler=plan.sampler.name,
+        final=plan.final,
+        process=engine.process_name,
+        ended=end is not None,
+        trajectory=_trajectory(engine, text) if plan.record else None,
+    )
+
+
+def _trajectory(engine: Engine, text: Text) -> Trajectory:
+    """The whole text at every frame, also where only a window of it moved."""
+    start = torch.tensor(text.row.tokens)
+    count, length = len(text.frames), len(start)
+    tokens = start.repeat(count, 1)
+    moved = torch.zeros((count, length), dtype=torch.int8)
+    log_p = torch.full((count, length), torch.nan)
+    for f, (_, window, shown, kinds, logs) in enumerate(text.frames):
+        inside = slice(window.start, window.stop)
+        tokens[f:, inside], moved[f, inside], log_p[f, inside] = shown, kinds, logs
+    moments = tuple(moment for moment, *_ in text.frames)
+    return Trajectory(start, tokens, moved, log_p, moments, engine.tokenizer)

@@ -35,7 +35,7 @@ from scdd.samplers.base import (
 )
 from scdd.samplers.final import finalised, stopping_rows, towards_the_end
 from scdd.samplers.plan import SamplingPlan, Walk, by_row, columns, company
-from scdd.samplers.prediction import Group, Prediction, row_groups
+from scdd.samplers.prediction import Group, Grouping, Prediction, row_groups
 
 KEPT, UNMASKED, CORRECTED, REMASKED = 0, 1, 2, 3
 KINDS = ("kept", "unmasked", "corrected", "remasked")
@@ -125,10 +125,13 @@ class Present:
 class RowBatch:
     """Rows that share network evaluations, each at its own step of its own walk."""
 
-    def __init__(self, model: Model, plan: SamplingPlan, width: int | None = None) -> None:
+    def __init__(
+        self, model: Model, plan: SamplingPlan, width: int | None = None, grouping: Grouping | None = None
+    ) -> None:
         """For rows of plans that agree with `plan` (`takes`). `width`: rows are padded to so many columns and their padding is
-        masked always, so that on a GPU a row's numbers do not depend on the lengths of others; None: to the longest row's."""
-        self.model, self.plan, self.width = model, plan, width
+        masked always, so that on a GPU a row's numbers do not depend on the lengths of others; None: to the longest row's.
+        `grouping`: which rows are evaluated together, where the caller knows what rounds alike; None: as the plan says."""
+        self.model, self.plan, self.width, self._grouping = model, plan, width, grouping
         self.rows: list[BatchRow] = []
         self.present: Present
         self.place: Any = None  # whose tensors the rows are in (`graphs`), until others come or go
@@ -225,10 +228,15 @@ class RowBatch:
             pace=torch.ones_like(keys),
             tables=(torch.cat(real).to(device), torch.cat(whole).to(device)),
             filters=replace(self.plan.filters, temperature=each),
-            groups=row_groups(state.tokens, lengths, self.plan.rows_per_forward, self.width is not None),
+            groups=self._grouped(state, lengths),
         )
         self.place = None
         self._captured = self.model.graphs is not None and self.model.graphs.why_not(self) is None
+
+    def _grouped(self, state: State, lengths: Sequence[int]) -> tuple[Group, ...]:
+        if self._grouping is not None:
+            return self._grouping(lengths)
+        return row_groups(state.tokens, lengths, self.plan.rows_per_forward, self.width is not None)
 
 
 def advance(

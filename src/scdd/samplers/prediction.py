@@ -36,6 +36,10 @@ class Group:
         return part if not self.fill else torch.cat([part, part[-1:].expand(self.fill, *part.shape[1:])])
 
 
+Grouping = Callable[[Sequence[int]], tuple[Group, ...]]
+"""Rows of these lengths as groups, in their order."""
+
+
 def row_groups(
     z: Tensor, lengths: Sequence[int] | None = None, rows_per_forward: int | None = None, masked: bool = False
 ) -> tuple[Group, ...]:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
 from scdd.core.denoiser import Denoiser
 from scdd.lm.results import Sample
-from scdd.lm.run import BatchFrame, Run
-from scdd.serve.limits import Limits
-from scdd.serve.metrics import Meters
+from scdd.lm.run import Due, Run
 
 BASE = 32  # tokens: what an evaluation costs besides its own
+Lane = Literal["texts", "short", "long"]
+"""What a job is: texts that walk, one evaluation or so, or many."""
 
 
 def cost(tokens: int, steps: int = 1) -> float:
@@ -25,7 +26,7 @@ def cost(tokens: int, steps: int = 1) -> float:
 
 
 class Abandoned(Exception):
-    """Nobody waits for this batch any more."""
+    """Nobody waits for this any more."""
 
 
 class Seen(NamedTuple):
@@ -46,34 +47,47 @@ class Seen(NamedTuple):
 
 @dataclass(eq=False)
 class Job:
-    """Either a run, which may share its evaluations, or work of another kind."""
+    """Either a run, whose texts share evaluations with others, or work of another kind."""
 
     run: Run | None = None
     work: Callable[[], Any] | None = None
-    finish: Callable[[tuple[Sample, ...]], Any] = lambda samples: samples
-    """Makes the answer of the run's samples."""
+    finish: Callable[[tuple[Sample, ...]], Any] | None = None
+    """Makes the answer of the run's samples, where that needs the network again."""
+    long: bool = False
+    """Whether the work, or the finish, takes more than an evaluation or so."""
     watch: Callable[[Seen], None] | None = None
     future: Future[Any] = field(default_factory=Future)
     wanted: bool = True
     arrived: float = field(default_factory=time.monotonic)
-    key: Hashable = None
-    rows: int = 1
     cost: float = 0.0
     """What its time is guessed by."""
-    told: int = 0
-    """Steps that the watcher has seen: a batch that failed is repeated, and what is known already is not told again."""
+    left: float = 0.0
+    """The part of the cost that is still to come."""
+    waiting: deque[tuple[int, Due]] = field(default_factory=deque)
+    """Texts, by their number in the run, that wait for a place."""
+    present: int = 0
+    """Texts that are under way."""
+    alone: bool = False
+    """A batch that it was in has failed: its texts share with no other job's from now on."""
+    told: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """The last step of each text that the watcher has seen, as (window, step): what failed is repeated, not told again."""
 
-    def fit(self, limits: Limits) -> None:
-        """Take the server's batch shape, and find out with whom this job may share."""
-        if self.run is None:
-            return
-        self.run = Run.joined([self.run], batch_size=limits.batch)
-        self.rows = len(self.run.starts)
-        plan, lengths = self.run.plan, {len(row) for row in self.run.starts}
-        steps = plan.steps + plan.extra_steps
-        self.cost = sum(cost(len(row), steps) for row in self.run.starts)
-        if len(lengths) == 1:  # texts of unequal length would pad each other
-            self.key = (replace(plan, seed=0), id(self.run.engine.model.process), lengths.pop())
+    def __post_init__(self) -> None:
+        if self.run is not None:
+            plan = self.run.plan
+            steps = plan.steps + plan.extra_steps
+            self.cost = sum(cost(len(text.tokens), steps) for text in self.run.texts)
+        self.left = self.cost
+
+    @property
+    def lane(self) -> Lane:
+        """Jobs of one kind are taken in the order of their coming."""
+        return "texts" if self.run is not None else "long" if self.long else "short"
+
+    @property
+    def rows(self) -> int:
+        """Texts."""
+        return 1 if self.run is None else len(self.run.texts)
 
     def drop(self) -> None:
         """Nobody waits for the answer any more."""
@@ -82,48 +96,15 @@ class Job:
 
 
 class Guarded:
-    """The network of one batch: it stops as soon as nobody waits, and counts what it computes."""
+    """The network for all that is not a step of a batch: somebody is told before each evaluation, and may refuse it."""
 
-    def __init__(self, inner: Denoiser, jobs: Sequence[Job], meters: Meters) -> None:
-        self._inner, self._jobs, self._meters = inner, jobs, meters
+    def __init__(self, inner: Denoiser, before: Callable[[Tensor], None]) -> None:
+        self._inner, self._before = inner, before
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
     def hidden(self, z_t: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """`Denoiser.hidden`."""
-        if not any(job.wanted for job in self._jobs):
-            raise Abandoned
-        self._meters.evaluations.inc()
-        self._meters.evaluated_rows.inc(z_t.shape[0])
+        self._before(z_t)
         return self._inner.hidden(z_t, *args, **kwargs)
-
-
-def show(batch: BatchFrame, jobs: Sequence[Job], ends: Sequence[int], told: list[int]) -> None:
-    """Hand every watcher its rows. The device is read once a frame. `told`: steps of each job so far, in this walk."""
-    frame = batch.frame
-    tokens, moved, log_p = frame.tokens.tolist(), frame.moved.tolist(), frame.log_p.tolist()
-    counts, nfe = frame.counts.tolist(), frame.nfe.tolist()
-    for r, place in enumerate(batch.places):
-        which = next(i for i, end in enumerate(ends) if place < end)
-        job = jobs[which]
-        told[which] += 1
-        if job.watch is None or not job.wanted or told[which] <= job.told:
-            continue
-        job.told = told[which]
-        inside = slice(1, 1 + batch.lengths[r])
-        job.watch(
-            Seen(
-                row=place - ends[which] + job.rows,
-                offset=batch.offsets[r],
-                step=frame.step,
-                steps=frame.steps,
-                t=frame.t,
-                s=frame.s,
-                tokens=tokens[r][inside],
-                moved=moved[r][inside],
-                log_p=log_p[r][inside],
-                counts=counts[r],
-                nfe=nfe[r],
-            )
-        )

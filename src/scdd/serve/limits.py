@@ -22,10 +22,8 @@ class Limits:
     seconds: float = 60.0
     """From a request's arrival to its answer."""
     batch: int = 16
-    """Texts drawn together."""
+    """Texts under way at the same time, in each worker."""
     workers: int = 1
-    """Batches under way at the same time."""
-    window: float = 0.004
-    """Seconds that a job waits for others to share its batch with."""
+    """Threads that compute."""
     rows_per_forward: int | None = None
     """Rows of every network evaluation, filled up if need be; None on a CPU, where `sharing` finds out."""

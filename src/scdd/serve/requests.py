@@ -6,6 +6,7 @@ request may say, and what it leaves out is as the model has it.
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, TypeAdapter, create_model
@@ -66,7 +67,8 @@ class Body(BaseModel):
 
     def chosen(self, options: type[Options]) -> dict[str, Any]:
         """What was asked for of these options."""
-        names = [name for name in type(self).model_fields if name in get_type_hints(options) and name != "length"]
+        known = {each.name for each in fields(options)} - {"length"}  # type: ignore[arg-type]
+        names = [name for name in type(self).model_fields if name in known]
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
 

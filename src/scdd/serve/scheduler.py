@@ -1,8 +1,8 @@
-"""Who computes what when: a bounded queue, batches of jobs that agree, and workers that carry them out.
+"""Who is let in when: a bounded queue, and workers that take from it between two steps.
 
-Texts of equal length with equal settings (steps, sampler, filters, …; seeds may differ) walk together. What a text becomes
-does not depend on its company: random numbers are keyed by (seed, sample), and rows are evaluated in groups that change no
-bit (`sharing`) or that all have one shape (a GPU's, `samplers.prediction`).
+A request's texts take their first step in the next turn of a worker that has places for them (`turns`, `batches`). What a text
+becomes does not depend on its company: random numbers are keyed by (seed, sample), and rows are evaluated in groups that
+change no bit (`sharing`) or that all have one shape (a GPU's, `samplers.prediction`).
 """
 
 from __future__ import annotations
@@ -11,41 +11,47 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import cast
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import get_args
 
 import torch
+from torch import Tensor
 
 from scdd.core.denoiser import Denoiser
-from scdd.lm.results import Sample
-from scdd.lm.run import Run
 from scdd.serve.errors import busy, stopping
-from scdd.serve.jobs import Abandoned, Guarded, Job, show
+from scdd.serve.jobs import Job, Lane
 from scdd.serve.limits import Limits
 from scdd.serve.metrics import Meters
 from scdd.serve.sharing import Sharing
+from scdd.serve.turns import Turns
 
-COMPANY = 8.0  # times as long a wait for others, where the last batch had some: they may be about to ask again
-SOON = 0.4  # of the time limit: what a batch may take, for its first job waits as long as its last
 SURE = 0.8  # of the time limit: when jobs should be done, since guesses are guesses
+OFTEN = 0.1  # seconds between two looks at how fast things go, and at who has left the queue
 
 
 class Scheduler:
-    """Workers that take jobs from a queue, the oldest first together with those that agree with it."""
+    """Workers that take jobs from a queue, the oldest of each kind first."""
 
     def __init__(
-        self, limits: Limits, meters: Meters, sharing: Sharing, threads: int | None = None, lent: bool = False
+        self,
+        denoiser: Denoiser,
+        limits: Limits,
+        meters: Meters,
+        sharing: Sharing,
+        threads: int | None = None,
+        lent: bool = False,
     ) -> None:
         """`threads`: that torch may use inside each worker. `lent`: the first worker is whoever calls `work`."""
-        self.limits, self.meters, self.sharing, self._intra = limits, meters, sharing, threads
-        self._pending: deque[Job] = deque()
+        self.limits, self.meters, self.sharing, self._intra, self._lent = limits, meters, sharing, threads, lent
+        self._pending: dict[Lane, deque[Job]] = {lane: deque() for lane in get_args(Lane)}
         self._changed = threading.Condition()
-        self._idle, self._open, self._company = 0, True, False
+        self._here = threading.local()
+        self._idle, self._open, self._swept = 0, True, 0.0
         self._pace = 0.0  # seconds for a unit of cost, smoothed; 0 until something was carried out
-        self._busy: dict[int, tuple[float, float]] = {}  # by worker: the cost of what it does, and since when
+        self._turns = [Turns(denoiser, sharing, meters, limits.batch) for _ in range(limits.workers)]
         self._workers = [
-            threading.Thread(target=self.work, name=f"scdd-worker-{i}", daemon=True)
+            threading.Thread(target=self.work, args=(i,), name=f"scdd-worker-{i}", daemon=True)
             for i in range(int(lent), limits.workers)
         ]
         meters.waiting.set_function(self.waiting)
@@ -54,34 +60,38 @@ class Scheduler:
 
     def waiting(self) -> int:
         """Jobs in the queue."""
-        return len(self._pending)
+        return sum(map(len, self._pending.values()))
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Queue all of these jobs or none."""
-        for job in jobs:
-            job.fit(self.limits)
         with self._changed:
             if not self._open:
                 raise stopping()
             self._sweep()
-            most = self.limits.queue if self._pending else max(self.limits.queue, len(jobs))
-            full = len(self._pending) + len(jobs) > most
-            ahead, own = self._ahead(), self._pace * sum(job.cost for job in jobs)
+            waiting = self.waiting()
+            most = self.limits.queue if waiting else max(self.limits.queue, len(jobs))
+            full = waiting + len(jobs) > most
+            ahead, own = self._ahead(jobs), self._pace * sum(job.cost for job in jobs)
             if full or own <= SURE * self.limits.seconds < ahead + own:
                 self.meters.rejected.inc()
-                raise busy(len(self._pending), min(60, max(1, math.ceil(ahead / 2))))
-            self._pending.extend(jobs)
+                raise busy(waiting, min(60, max(1, math.ceil(ahead / 2))))
+            for job in jobs:
+                self._pending[job.lane].append(job)
             self._changed.notify_all()
 
     def learn(self, cost: float, seconds: float) -> None:
         """Something took this long."""
         self._pace += (0.2 if self._pace else 1.0) * (seconds / cost - self._pace)
 
-    def _ahead(self) -> float:
-        """Seconds before a job that comes now is begun, at the present pace."""
-        now, waiting = time.monotonic(), self._pace * sum(job.cost for job in self._pending)
-        under_way = sum(max(0.0, self._pace * cost - (now - since)) for cost, since in self._busy.values())
-        return (waiting + under_way) / self.limits.workers
+    def _ahead(self, jobs: Sequence[Job]) -> float:
+        """Seconds that these jobs will wait for others, at the present pace: all that came before them, or, where there is
+        a place for every text, as much of each as they take themselves, since everybody takes steps in turn."""
+        others = [job for turns in self._turns for job in turns.jobs()]
+        others += [job for lane in self._pending.values() for job in lane]
+        places = self.limits.batch * self.limits.workers
+        own = sum(job.cost for job in jobs)
+        fits = sum(job.rows for job in (*others, *jobs)) <= places
+        return self._pace * sum(max(0.0, min(job.left, own) if fits else job.left) for job in others) / len(self._turns)
 
     def alive(self) -> bool:
         """Whether every worker thread is at its place."""
@@ -97,111 +107,114 @@ class Scheduler:
 
     # -- workers ------------------------------------------------------------------------------------------------------
 
-    def work(self) -> None:
+    def work(self, number: int = 0) -> None:
         """Carry out jobs until the scheduler is closed and nothing is left."""
         if self._intra is not None:
             torch.set_num_threads(self._intra)
-        while (jobs := self._take()) is not None:
-            wanted = [job for job in jobs if job.future.set_running_or_notify_cancel()]
-            self.meters.abandoned.inc(len(jobs) - len(wanted))
-            if wanted:
-                start, cost = time.monotonic(), sum(job.cost for job in wanted)
-                self._carry_out(wanted)
-                if cost and all(job.future.exception() is None for job in wanted):
-                    self.learn(cost, time.monotonic() - start)
+        turns = self._here.turns = self._turns[number]
+        turns.refill = lambda: self._refill(turns)
+        while self._refill(turns, wait=True):
+            self._turn(turns)
 
-    def _take(self) -> list[Job] | None:
-        """The next batch, or None at the end. Workers that wait share what there is evenly."""
+    def _turn(self, turns: Turns) -> None:
+        start = time.monotonic()
+        try:
+            turns.turn()
+        except Exception as error:  # a worker that ends would leave everybody waiting
+            turns.give_up(error)
+        turns.seconds += time.monotonic() - start
+        if turns.idle or turns.seconds > OFTEN:
+            cost, seconds = turns.spent()
+            if cost:
+                self.learn(cost, seconds)
+
+    def at_once(self, job: Job) -> None:
+        """Carry out a job before others come, in the first worker's thread, and count it nowhere."""
+        with self._uncounted():
+            if not self._lent:
+                self.submit([job])
+                job.future.result()
+                return
+            job.future.set_running_or_notify_cancel()
+            self._turns[0].take(job)
+            while not self._turns[0].idle:
+                self._turns[0].turn()
+            self._turns[0].spent()
+            job.future.result()
+
+    @contextmanager
+    def _uncounted(self) -> Iterator[None]:
+        for turns in self._turns:
+            turns.meters = turns.batches.meters = Meters()
+        try:
+            yield
+        finally:
+            for turns in self._turns:
+                turns.meters = turns.batches.meters = self.meters
+
+    def before(self, z: Tensor) -> None:
+        """An evaluation that is no step of a batch is about to happen in this thread (`jobs.Guarded`)."""
+        turns: Turns | None = getattr(self._here, "turns", None)
+        if turns is not None:
+            turns.before(z)
+
+    def _refill(self, turns: Turns, wait: bool = False) -> bool:
+        """Take what there is a place for; `wait` for it, if there is nothing else to do. False at the end."""
+        if not turns.idle and not self.waiting():
+            return True
         with self._changed:
-            self._idle += 1
-            self._busy.pop(threading.get_ident(), None)
-            try:
-                while True:
+            while True:
+                if time.monotonic() > self._swept + OFTEN:
                     self._sweep()
-                    if self._pending:
-                        first = self._pending[0]
-                        alike = [job for job in self._pending if job is first or (job.key and job.key == first.key)]
-                        window = self.limits.window * (COMPANY if self._company else 1.0)
-                        pause = first.arrived + window - time.monotonic()
-                        rows = sum(job.rows for job in alike)
-                        if pause <= 0 or first.key is None or rows >= self.limits.batch or not self._open:
-                            return self._picked(alike, math.ceil(rows / self._idle))
-                        self._changed.wait(pause)
-                    elif not self._open:
-                        return None
-                    else:
-                        self._changed.wait()
-            finally:
+                jobs = self._picked(turns)
+                if jobs or not turns.idle or not wait:
+                    break
+                if not self._open:
+                    return False
+                self._idle += 1
+                self._changed.wait()
                 self._idle -= 1
+        for job in jobs:
+            if job.future.set_running_or_notify_cancel():
+                turns.take(job)
+            else:
+                self.meters.abandoned.inc()
+        return True
 
-    def _picked(self, alike: Sequence[Job], share: int) -> list[Job]:
+    def _picked(self, turns: Turns) -> list[Job]:
+        """The oldest of each kind, as many as there is room for. Workers that wait share what there is evenly."""
         picked: list[Job] = []
-        room = min(self.limits.batch, share)
-        first, limit = alike[0], self.limits.seconds
-        if row := self._pace * first.cost / first.rows:
-            left = first.arrived + SURE * limit - time.monotonic()
-            room = min(room, int(min(SOON * limit, left) / row))
-        for job in alike:
-            if picked and job.rows > room:
-                break
-            picked.append(job)
-            room -= job.rows
-            self._pending.remove(job)
-        self._company = len(picked) > 1
-        self._busy[threading.get_ident()] = (sum(job.cost for job in picked), time.monotonic())
+        for lane, jobs in self._pending.items():
+            share = math.ceil(sum(job.rows for job in jobs) / (self._idle + 1)) if self._idle else math.inf
+            room = min(turns.room(lane), share)
+            while jobs and room > 0 and (lane != "texts" or self._harmless(jobs[0], [*turns.batches.jobs, *picked])):
+                room -= jobs[0].rows
+                picked.append(jobs.popleft())
         return picked
+
+    def _harmless(self, new: Job, others: Sequence[Job]) -> bool:
+        """Whether all that would be answered in time without this job will be with it, at the present pace.
+
+        Everybody takes steps in turn, so a job waits for as much of another as it takes itself.
+        """
+        if not self._pace or not others:
+            return True
+        end, now = SURE * self.limits.seconds, time.monotonic()
+        lefts = [max(0.0, job.left) for job in others]
+        first = min(job.arrived for job in others)
+        if self._pace * (sum(lefts) + new.left) <= first + end - now:
+            return True
+        for job, left in zip(others, lefts, strict=True):
+            spare = job.arrived + end - now - self._pace * sum(min(left, each) for each in lefts)
+            if 0.0 <= spare < self._pace * min(left, new.left):
+                return False
+        return True
 
     def _sweep(self) -> None:
         """Forget jobs that nobody waits for."""
-        kept = deque(job for job in self._pending if job.wanted)
-        self.meters.abandoned.inc(len(self._pending) - len(kept))
-        self._pending = kept
-
-    def _carry_out(self, jobs: Sequence[Job]) -> None:
-        self.meters.batch_rows.observe(sum(job.rows for job in jobs))
-        self.meters.batch_jobs.observe(len(jobs))
-        try:
-            self._walk(jobs)
-        except Abandoned as gone:
-            self.meters.abandoned.inc(len(jobs))
-            for job in jobs:
-                job.future.set_exception(gone)
-        except Exception as error:
-            if len(jobs) == 1:
-                jobs[0].future.set_exception(error)
-            else:  # one job's mistake must not become another's, and a smaller batch may fit into memory
-                for job in jobs:
-                    self._carry_out([job])
-
-    def _walk(self, jobs: Sequence[Job]) -> None:
-        if jobs[0].run is None:
-            assert jobs[0].work is not None
-            jobs[0].future.set_result(jobs[0].work())
-            return
-        runs = [job.run for job in jobs if job.run is not None]
-        engine = runs[0].engine
-        guarded = cast(Denoiser, Guarded(engine.model.denoiser, jobs, self.meters))
-        engine = replace(engine, model=replace(engine.model, denoiser=guarded))
-        rows, length = sum(job.rows for job in jobs), max(len(start) for run in runs for start in run.starts)
-        rows_per_forward = self.sharing.size(min(rows, self.limits.batch), length)
-        run = Run.joined(runs, engine, rows_per_forward=rows_per_forward)
-        ends = [sum(job.rows for job in jobs[: i + 1]) for i in range(len(jobs))]
-        if any(job.watch is not None for job in jobs):
-            told = [0] * len(jobs)
-            for batch in run:
-                show(batch, jobs, ends, told)
-        samples = run.results
-        for job, end in zip(jobs, ends, strict=True):
-            self._answer(job, samples[end - job.rows : end])
-
-    def _answer(self, job: Job, samples: tuple[Sample, ...]) -> None:
-        for sample in samples:
-            self.meters.tokens.inc(sample.unmasked)
-            self.meters.corrections.inc(sample.corrections)
-            self.meters.remasked.inc(sample.remasked)
-        try:
-            answer = job.finish(samples)
-        except Exception as error:
-            job.future.set_exception(error)
-        else:
-            job.future.set_result(answer)
+        self._swept = time.monotonic()
+        for lane, jobs in self._pending.items():
+            if any(not job.wanted for job in jobs):
+                kept = deque(job for job in jobs if job.wanted)
+                self.meters.abandoned.inc(len(jobs) - len(kept))
+                self._pending[lane] = kept

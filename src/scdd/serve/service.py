@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, cast
@@ -49,9 +49,11 @@ class Service:
     def __init__(
         self, lm: LM, limits: Limits, name: str | None = None, threads: int | None = None, lent: bool = False
     ) -> None:
-        self.lm, self.limits, self.name = lm, limits, name or model_id(lm.name)
+        self.limits, self.name = limits, name or model_id(lm.name)
         self.meters = Meters()
-        self.scheduler = Scheduler(limits, self.meters, Sharing(lm, limits.rows_per_forward), threads, lent)
+        sharing, network = Sharing(lm, limits.rows_per_forward), lm.engine.model.denoiser
+        self.scheduler = Scheduler(network, limits, self.meters, sharing, threads, lent)
+        self.lm = lm.behind(lambda inner: cast(Denoiser, Guarded(inner, self.scheduler.before)))
         self._views = lru_cache(VIEWS)(self._view)
         self._lock = threading.Lock()
 
@@ -61,8 +63,7 @@ class Service:
         steps, length = 4, self.usual_length
         for _ in range(2):  # the first one is slower
             start = time.monotonic()
-            rows = self.scheduler.sharing.size(1, length)
-            self.lm.generate(steps=steps, length=length, rows_per_forward=rows)
+            self.scheduler.at_once(Job(run=self.lm.start(length=length, plan=self.lm.plan(steps=steps))))
         self.scheduler.learn(cost(length, steps), time.monotonic() - start)
 
     @property
@@ -182,7 +183,8 @@ class Service:
             raise beyond(
                 "num", f"asks for {len(run.starts)} fillings of all lengths", max(self.limits.texts, MOST_TRIES)
             )
-        return Job(run=run, finish=run.choose)
+        chosen = len(run.starts) > body.num  # among fillings of several lengths
+        return Job(run=run, finish=run.choose if chosen else None, long=chosen)
 
     def correct(self, body: ask.Correct, record: bool = False) -> Job:
         """A text to repair."""
@@ -196,11 +198,8 @@ class Service:
         seed = draw_seed() if body.seed is None else body.seed
         repair = lm.to_repair(body.text, chosen, freeze=freeze, seed=seed, blocks=True)
         if repair.options.mode != "reverse":
-            job = Job(cost=cost(len(tokens), EDITING if repair.options.mode == "edit" else 1))
-            guarded = cast(Denoiser, Guarded(repair.engine.model.denoiser, [job], self.meters))
-            engine = replace(repair.engine, model=replace(repair.engine.model, denoiser=guarded))
-            job.work = replace(repair, engine=engine).at_once
-            return job
+            edits = repair.options.mode == "edit"
+            return Job(work=repair.at_once, cost=cost(len(tokens), EDITING if edits else 1), long=edits)
         run, finish = lm.start_correct(repair, record)
         return Job(run=run, finish=lambda samples: finish(samples[0]))
 

@@ -3,28 +3,39 @@
 Whether a matrix product rounds a row otherwise in company depends on the machine's library, the shapes and the threads. So
 it is tried, on random rows, before rows of some length are first evaluated k at a time, and k is used for that length only if
 everything that a sampler can see of them agrees bit by bit. On a CPU, k rows together must be what they are one by one. On a
-GPU every evaluation has k rows, filled up, since other shapes mean other kernels; there a row must be the same in every place,
-which it is not where a library divides a product of few tiles among all processors.
+GPU every evaluation has k rows of one of a few widths, filled up, since other shapes mean other kernels; there a row must be the
+same in every place, which it is not where a library divides a product of few tiles among all processors.
 """
 
 from __future__ import annotations
 
 import logging
-import math
+from collections.abc import Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from scdd.core.rng import CounterRNG, integers, uniforms
 from scdd.lm.model import LM
-from scdd.lm.run import windows
 from scdd.ops.common import EVEN, Filters, compute_weights, raw_logits
-from scdd.samplers.prediction import Prediction, row_groups
+from scdd.samplers.prediction import Group, Prediction, row_groups
 
 log = logging.getLogger("scdd.serve")
 SIZES = (8, 4, 2)  # of groups
+NARROW, FRAME = 128, 8  # the least width has so many columns for text, and room for its frame
 FILTERS = Filters(top_p=0.9)
+
+
+class Shape(NamedTuple):
+    """How rows of some length are evaluated. Those of equal shapes may share."""
+
+    length: int | None
+    """Of all rows; None where they are padded to one width."""
+    width: int | None = None
+    rows: int | None = None
+    """Of every evaluation, filled up; None: as many as `Sharing.groups` finds."""
 
 
 class Sharing:
@@ -36,29 +47,46 @@ class Sharing:
         self._tried: dict[tuple[int, int], bool] = {}
         self._able = (fixed is not None or lm.device.type == "cpu") and not lm.engine.autoregressive
 
-    def size(self, rows: int, length: int) -> int | None:
-        """Rows of an evaluation, for this many texts of this many tokens; None: each by itself."""
-        if not self._able:
-            return self._fixed
-        if self._fixed is not None:
-            return self._filled(self._fixed, length)
-        if rows < 2:
-            return None
-        # the last group is filled up, so a size that leaves much to fill is no bargain
-        for size in sorted(SIZES, key=lambda k: math.ceil(rows / k) * (k + 1)):
-            if size <= rows and all(self._agrees(size, part) for part in self._lengths(length)):
-                return size
-        return None
+    def shape(self, length: int) -> Shape:
+        """That of rows of this length, [BOS] and [EOS] included; it depends on nothing else."""
+        if not self._able or self._fixed is None:
+            return Shape(length, rows=self._fixed)
+        width = self._width(length)
+        sizes = (self._fixed, 2 * self._fixed, 4 * self._fixed)  # or the next that agrees; one row always does
+        size = next((k for k in sizes if k == 1 or self._agrees(k, width)), 1)
+        return Shape(length, rows=1) if size == 1 else Shape(None, width, size)
 
-    def _filled(self, fixed: int, length: int) -> int:
-        """The same for any number of texts: the size that was asked for, or the next that agrees; one row always does."""
-        sizes = (fixed, 2 * fixed, 4 * fixed)
-        return next((k for k in sizes if all(self._agrees(k, n) for n in self._lengths(length))), 1)
+    def _width(self, length: int) -> int:
+        """Few of them, so that texts of many lengths share: 136 columns, 264, 520, … up to the context."""
+        columns = NARROW
+        while columns + FRAME < length:
+            columns *= 2
+        return min(columns + FRAME, self._lm.context)
 
-    def _lengths(self, length: int) -> set[int]:
-        """The framed windows that a text is written in."""
-        engine = self._lm.engine
-        return {window.stop - window.start + 2 for window in windows(length, engine.room)}
+    @property
+    def grouping(self) -> bool:
+        """Whether `groups` says which rows are evaluated together."""
+        return self._able and self._fixed is None
+
+    def groups(self, lengths: Sequence[int]) -> tuple[Group, ...]:
+        """Rows of one length in the largest groups that agree, on a CPU; none is filled up."""
+        groups, at, length = [], 0, lengths[0]
+        while at < len(lengths):
+            fitting = (k for k in SIZES if k <= len(lengths) - at and self._agrees(k, length))
+            size = next(fitting, 1)
+            groups.append(Group(slice(at, at + size), length))
+            at += size
+        return tuple(groups)
+
+    def evaluations(self, shape: Shape, rows: int) -> tuple[int, int]:
+        """(Calls of the network for a step of so many rows, rows of these calls)."""
+        if self.grouping:
+            assert shape.length is not None
+            return len(self.groups([shape.length] * rows)), rows
+        if shape.rows is None or not self._able:
+            return 1, rows
+        calls = -(-rows // shape.rows)
+        return calls, calls * shape.rows
 
     def _agrees(self, size: int, length: int) -> bool:
         if (size, length) not in self._tried:
@@ -71,16 +99,21 @@ class Sharing:
             self._tried[size, length] = agree
         return self._tried[size, length]
 
-    def _places_agree(self, size: int, length: int) -> bool:
-        """Each row one place further on: what is the same in neighbouring places is the same in all."""
-        z, u = self._random(size, length)
-        here, next_ = (self._seen(z.roll(k, 0), u.roll(k, 0), size) for k in (0, 1))
-        return all(torch.equal(a.roll(1, 0), b) for a, b in zip(here, next_, strict=True))
+    def _places_agree(self, size: int, width: int) -> bool:
+        """Each row one place further on: what is the same in neighbouring places is the same in all. Lengths are mixed."""
+        z, u = self._random(size, width)
+        lengths = [width - i % (width // 2) for i in range(size)]
+        real = torch.arange(width, device=z.device) < torch.tensor(lengths, device=z.device)[:, None]
+        here, next_ = (
+            self._seen(z.roll(k, 0), u.roll(k, 0), row_groups(z, lengths[-k:] + lengths[:-k], size, masked=True))
+            for k in (0, 1)
+        )
+        return all(torch.equal(a[real], b.roll(-1, 0)[real]) for a, b in zip(here, next_, strict=True))
 
     def _rows_agree(self, size: int, length: int) -> bool:
         """Together and one by one."""
         z, u = self._random(size, length)
-        together, apart = (self._seen(z, u, k) for k in (size, None))
+        together, apart = (self._seen(z, u, row_groups(z, None, k)) for k in (size, None))
         return all(torch.equal(a, b) for a, b in zip(together, apart, strict=True))
 
     def _random(self, size: int, length: int) -> tuple[Tensor, Tensor]:
@@ -91,10 +124,10 @@ class Sharing:
         return z.to(self._lm.device), uniforms((size, length), source).to(self._lm.device)
 
     @torch.no_grad()
-    def _seen(self, z: Tensor, u: Tensor, rows_per_forward: int | None) -> list[Tensor]:
+    def _seen(self, z: Tensor, u: Tensor, groups: Sequence[Group]) -> list[Tensor]:
         """What a sampler can see of the rows."""
         denoiser, everywhere = self._lm.engine.model.denoiser, torch.ones_like(u, dtype=torch.bool)
-        prediction = Prediction(denoiser, row_groups(z, None, rows_per_forward), z, 0.5, FILTERS)
+        prediction = Prediction(denoiser, groups, z, 0.5, FILTERS)
         return [prediction.log_p_z, *prediction.draw(everywhere, u), *prediction.top()]
 
     @cached_property

@@ -1,0 +1,104 @@
+"""What a turn of the server costs the host: a network that computes nothing, and a batch that is always full.
+
+    python benchmarks/serve_host.py
+    python benchmarks/serve_host.py --device cuda
+
+Rows come and go at the pace of real ones: of 64 texts of 32 steps, two end and two join in every turn. Seconds are the thread's own, so
+what else the machine does hardly matters. "rows" is `RowBatch` (its steps compute on a CPU, and launch on a GPU), "server" all the rest: taking
+requests, making rows of them, reading the device, settling texts and making samples. HTTP is not part of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
+
+import torch  # noqa: E402
+
+from scdd.lm.loading import load  # noqa: E402
+from scdd.samplers.loop import RowBatch  # noqa: E402
+from scdd.serve.limits import Limits  # noqa: E402
+from scdd.serve.requests import Generate  # noqa: E402
+from scdd.serve.service import Service  # noqa: E402
+from serve import random_model  # noqa: E402
+
+
+class Constant(torch.nn.Module):
+    """A network whose hidden states are all nought."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self.inner, self.vocab, self.config, self.whole_graph = inner, inner.vocab, inner.config, False
+
+    @property
+    def head(self) -> Any:
+        return self.inner.head
+
+    def hidden(self, z_t: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        weight = self.head.weight
+        return torch.zeros((1, 1, weight.shape[1]), device=z_t.device).expand(*z_t.shape, -1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--length", type=int, default=128)
+    parser.add_argument("--steps", type=int, default=32)
+    parser.add_argument("--rows", type=int, default=64)
+    parser.add_argument("--turns", type=int, default=100)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        lm = load(random_model(Path(folder) / "random", "nano", 1024, args.length), device=args.device)
+    lm.network = Constant(lm.network)  # type: ignore[assignment]
+    limits = Limits(seconds=3600.0, batch=args.rows, rows_per_forward=args.rows)
+    service = Service(lm, limits, threads=1, lent=True)
+    turns, spent = service.scheduler._turns[0], defaultdict[str, float](float)
+    for name in ("add", "step", "remove"):
+        setattr(RowBatch, name, timed(getattr(RowBatch, name), name, spent))
+    each, number = max(1, args.rows // args.steps), 0
+
+    def several(count: int) -> float:
+        nonlocal number
+        jobs = []
+        for _ in range(count * each):
+            body = Generate(length=args.length, steps=args.steps, seed=number, top_p=0.9, stop=False)
+            jobs.append(service.generate(body))
+            jobs[-1].future.set_running_or_notify_cancel()
+            number += 1
+        spent.clear()
+        start = time.thread_time()
+        for turn in range(count):
+            for job in jobs[turn * each : (turn + 1) * each]:
+                turns.take(job)
+            turns.turn()
+        return time.thread_time() - start
+
+    several(args.steps)
+    whole = several(args.turns)
+    parts = {"server": whole - sum(spent.values()), **{f"rows.{name}": value for name, value in spent.items()}}
+    for name, seconds in parts.items():
+        print(f"{name:<12} {1e3 * seconds / args.turns:8.3f} ms a turn")
+
+
+def timed(call: Any, name: str, spent: dict[str, float]) -> Any:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        start = time.thread_time()
+        try:
+            return call(*args, **kwargs)
+        finally:
+            spent[name] += time.thread_time() - start
+
+    return wrapped
+
+
+if __name__ == "__main__":
+    main()
