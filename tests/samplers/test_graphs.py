@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -159,6 +161,22 @@ def test_no_batch_of_another_thread_comes_between_a_step_and_a_look_at_its_rows(
     graphs.other = second
     first.step()
     assert came == [False]
+
+
+def test_what_a_graph_reads_outlives_the_network_s_use_of_it() -> None:
+    """Longer rows make a network replace its tables of positions; graphs of shorter rows go on reading the old ones."""
+    again, plain = Rerun(), model(NOISY)
+    with_graphs = replace(plain, graphs=StepGraphs(again))
+    frames(with_graphs, Ancestral())
+    network: Any = plain.denoiser
+    old = weakref.ref(network.rotary.cos)
+    network.rotary.grow(2 * len(network.rotary.cos))
+    gc.collect()
+    assert again.replays
+    assert old() is not None
+    with_graphs.graphs.clear()  # type: ignore[union-attr]
+    gc.collect()
+    assert old() is None
 
 
 def test_frames_are_kept_as_they_were() -> None:

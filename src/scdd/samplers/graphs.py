@@ -90,6 +90,7 @@ class _Shape:
     owner: weakref.ref[RowBatch] | None = None
     uses: dict[tuple[int, ...], int] = field(default_factory=dict)
     graphs: dict[tuple[int, ...], Replay] = field(default_factory=dict)
+    held: list[object] = field(default_factory=list)  # what graphs read and others may let go of
     broken: bool = False
 
     def run(self, phases: Sequence[int]) -> None:
@@ -179,6 +180,7 @@ class StepGraphs:
                 with _aside(shape):
                     shape.run(phases)
                 shape.graphs[phases] = self._capture(lambda: shape.run(phases))
+            shape.held.append(_made_by(shape.model))
         except RuntimeError as error:
             shape.broken = True
             reason = (str(error).splitlines() or [""])[0]
@@ -221,6 +223,13 @@ def _key(batch: RowBatch) -> object:
 def _network(model: Model) -> Denoiser:
     """Without a graph of its own, which no other could hold."""
     return model.denoiser.network if isinstance(model.denoiser, Graphed) else model.denoiser
+
+
+def _made_by(model: Model) -> list[object]:
+    """What a network makes for itself besides its weights, and may make anew while a graph still reads the old: longer tables of
+    positions, conditioning of other weights."""
+    network = _network(model)
+    return [*network.buffers(), getattr(network, "kept", None)] if isinstance(network, nn.Module) else []
 
 
 def _capacity(batch: RowBatch) -> int:
