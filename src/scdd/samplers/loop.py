@@ -202,8 +202,9 @@ class RowBatch:
         return shown(self.present.state, torch.zeros_like(self.present.state.tokens, dtype=torch.int8))
 
     def _kept(self) -> AbstractContextManager[object]:
-        """While it lasts, no batch of another thread takes over the tensors that the rows are in."""
-        return nullcontext() if self.model.graphs is None else self.model.graphs.lock
+        """While it lasts, no batch of another thread takes over the tensors that the rows are in, if they are in a graph's."""
+        graphs = self.model.graphs if self._captured else None
+        return nullcontext() if graphs is None else graphs.lock
 
     def _step(self, phases: Sequence[int]) -> Seen:
         groups = self.present.groups
