@@ -452,3 +452,12 @@ def test_a_list_is_scored_and_repaired_as_each_text_alone(lm: LM, mode: str) -> 
     together = lm.correct(given, **how)  # type: ignore[call-overload]
     assert [each.json() for each in together] == [lm.correct(text, **how).json() for text in given]  # type: ignore[call-overload]
     assert lm.correct([], mode=mode) == ()
+
+
+def test_what_was_captured_of_weights_is_let_go_with_them(folder: Path) -> None:
+    """A graph has the addresses of weights in it: moved or cast, the model must not replay it."""
+    model = scdd.load(folder).compile()
+    before = model.engine.model.denoiser
+    model.to("cpu", "bfloat16")
+    assert model.engine.model.denoiser is not before
+    assert type(model.engine.model.denoiser) is type(before)

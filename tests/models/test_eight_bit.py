@@ -17,10 +17,11 @@ from scdd.models.network import Network
 from scdd.models.options import LlamaConfig
 from scdd.ops.common import Filters
 from scdd.ops.head import head_stats, redraw, top
-from scdd.ops.int8 import TOP
+from scdd.ops.int8 import TOP, supported
 from tests import tiny
 
 VOCAB = tiny.tokenizer().vocab
+pytestmark = pytest.mark.skipif(not supported(), reason="no exact 8-bit products on this CPU")
 
 
 def llama() -> Llama:

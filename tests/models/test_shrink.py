@@ -91,3 +91,15 @@ def test_wrong_choices_are_refused() -> None:
         PretrainedOptions(depth=6).kept(5)
     with pytest.raises(UserError, match="of kind import: leave them out"):
         fewer_layers({"kind": "import", "target": "a:b"}, {}, (0,))
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_weights_that_lack_rows_are_refused_in_a_sentence(kind: str) -> None:
+    weights = built(SHAPES[kind]).state_dict()
+    short = {**weights, "embedding.weight": weights["embedding.weight"][:7]}
+    none = {name: each for name, each in weights.items() if name != "embedding.weight"}
+    for damaged in (short, none):
+        with pytest.raises(UserError, match=r"embedding\.weight is missing, or has no row for each of 40 ids"):
+            fewer_ids(SHAPES[kind], damaged, VOCAB, Vocab(9, 8), range(31, 40))
+    _, left = fewer_layers(SHAPES[kind], {**weights, "blocks.odd": weights["embedding.weight"]}, (0,))
+    assert "blocks.odd" in left

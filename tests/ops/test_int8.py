@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
 from scdd.core.errors import UserError
 from scdd.ops import int8
+
+pytestmark = pytest.mark.skipif(not int8.supported(), reason="no exact 8-bit products on this CPU")
 
 SHAPES = [(1, 16, 1), (5, 33, 7), (130, 64, 48), (64, 520, 130)]
 
@@ -71,3 +77,15 @@ def test_rows_of_zeros_and_rows_that_are_no_numbers() -> None:
     assert not bool(y[4].isfinite().any())
     with pytest.raises(UserError, match="choose one of"):
         int8.linear(x, int8.rounded(weight), impl="triton")
+
+
+def test_a_cpu_whose_sums_overflow_is_not_taken_for_one_that_adds_exactly() -> None:
+    """Without VNNI the library adds pairs of products in 16 bits, which no test with small numbers notices."""
+    older = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    asked = (
+        "import torch; from scdd.ops import int8; a = torch.full((32, 64), 127, dtype=torch.int8);"
+        "print(bool((torch._int_mm(a, a.T) == 64 * 127 * 127).all()), int8.supported())"
+    )
+    done = subprocess.run([sys.executable, "-c", asked], env=older, capture_output=True, text=True, check=True)
+    exact, taken = done.stdout.split()
+    assert taken == exact

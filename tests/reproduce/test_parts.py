@@ -123,6 +123,9 @@ def test_mistakes_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixt
         ([str(own), "--only", "nothing"], "--only nothing is no part's name"),
         ([str(own)], "nowhere holds no prepared text: make it (scdd prepare X)"),
         ([str(own), "--report"], "holds no records"),
+        (["toy", "--minutes", "0"], "--minutes is 0: give more than 0"),
+        (["toy", "--minutes", "-1"], "--minutes is -1"),
+        (["toy", "--minutes", "nan"], "--minutes is nan"),
     ):
         assert main(["reproduce", *command, *out]) == 2
         assert told in capsys.readouterr().err

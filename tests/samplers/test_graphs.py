@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
+import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -23,7 +26,7 @@ from scdd.samplers.ancestral import Ancestral
 from scdd.samplers.base import Context, Model, Sampler, grid
 from scdd.samplers.graphs import Replay, StepGraphs
 from scdd.samplers.last_pass import argmax
-from scdd.samplers.loop import Frame, RowBatch, TokenRows, sample_loop
+from scdd.samplers.loop import Frame, RowBatch, Seen, TokenRows, sample_loop
 from scdd.samplers.options import SamplingOptions
 from scdd.samplers.plan import SamplingPlan
 
@@ -130,6 +133,50 @@ def test_batches_that_take_turns_keep_their_rows() -> None:
         assert equal(mine, wanted)
     with_graphs.graphs.clear()  # type: ignore[union-attr]
     assert equal(frames(with_graphs, Ancestral()), frames(plain, Ancestral()))
+
+
+def test_no_batch_of_another_thread_comes_between_a_step_and_a_look_at_its_rows() -> None:
+    """It would take over the tensors that the rows are in."""
+    came: list[bool] = []
+
+    class Interrupted(StepGraphs):
+        other: RowBatch | None = None
+
+        def step(self, batch: RowBatch, phases: tuple[int, ...]) -> Seen:
+            seen = super().step(batch, phases)
+            if self.other is not None and batch is not self.other:
+                thread = threading.Thread(target=self.other.step, daemon=True)
+                thread.start()
+                thread.join(0.2)
+                came.append(not thread.is_alive())
+                self.other = None
+            return seen
+
+    graphs = Interrupted(Rerun())
+    m = replace(model(NOISY), graphs=graphs)
+    plan = SamplingPlan(Ancestral(), grid("uniform", 6), options=SamplingOptions(tolerance=0.1))
+    first, second = RowBatch(m, plan), RowBatch(m, plan)
+    for batch in (first, second):
+        batch.add(TokenRows(torch.full((1, 8), VOCAB.mask_id)), CounterRNG(0, [0]))
+    graphs.other = second
+    first.step()
+    assert came == [False]
+
+
+def test_what_a_graph_reads_outlives_the_network_s_use_of_it() -> None:
+    """Longer rows make a network replace its tables of positions; graphs of shorter rows go on reading the old ones."""
+    again, plain = Rerun(), model(NOISY)
+    with_graphs = replace(plain, graphs=StepGraphs(again))
+    frames(with_graphs, Ancestral())
+    network: Any = plain.denoiser
+    old = weakref.ref(network.rotary.cos)
+    network.rotary.grow(2 * len(network.rotary.cos))
+    gc.collect()
+    assert again.replays
+    assert old() is not None
+    with_graphs.graphs.clear()  # type: ignore[union-attr]
+    gc.collect()
+    assert old() is None
 
 
 def test_frames_are_kept_as_they_were() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 import pytest
 import torch
@@ -302,6 +302,28 @@ def test_samplers_of_ones_own_walk_with_those_they_began_with() -> None:
     assert [told(f[:4], f[4:], 0, 9) for f in sample_loop(m, asks[0].plan, asks[0].rows, asks[0].rng)][-1][0] == 5
     causal = replace(m, process=Autoregressive(VOCAB))
     assert not RowBatch(causal, replace(asks[0].plan, sampler=Ar()))._by_row
+
+
+@dataclass(frozen=True)
+class Halting(Sampler):
+    """A sampler of one's own that goes row by row and remembers more than a number a row: it moves every other step."""
+
+    by_row: ClassVar[bool] = True
+
+    def memory(self, rows: Tensor) -> dict[str, Tensor]:
+        return {"turns": torch.zeros((len(rows), 2), dtype=torch.int64, device=rows.device)}
+
+    def step(self, z_t: Tensor, ctx: Context) -> Transition:
+        turns = ctx.memory["turns"]
+        ctx.memory["turns"] = turns + torch.tensor([1, 2])
+        goes = (turns[:, :1] % 2 == 0) & (turns[:, 1:] == 2 * turns[:, :1])
+        move = Ancestral().step(z_t, ctx)
+        return Transition(*(torch.where(goes, a, b) for a, b in zip(move, (1.0, 0.0, 0.0, 0.0), strict=True)))
+
+
+def test_what_a_sampler_remembers_of_a_row_stays_that_rows() -> None:
+    m, asks = model(NOISY), asked(Halting(), "greedy")
+    assert together(m, asks) == [alone(m, ask) for ask in asks]
 
 
 def test_a_row_at_its_end_must_leave() -> None:

@@ -62,6 +62,7 @@ def test_a_list_is_answered_as_its_texts_alone(client: Client, verb: str) -> Non
     assert answer.json == {"model": "tiny", "results": alone}
     for wrong, said in (
         ([], "at least 1"),
+        ("", "text is empty: give at least a word."),
         (["a", ""], "text[1] is empty: give at least a word."),
         (["a"] * 9, "is a list of 9"),
         ([3], "string"),

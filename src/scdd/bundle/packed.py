@@ -4,7 +4,8 @@
     int4   w[i, j] ≈ scale[i, j // 32] · code[i, j],  code in −8 … 7, two to a byte, the even column in its lower half;
            tables of many rows (embedding, head) and matrices that are no multiple of 32 wide stay in 8 bits
 
-Only the file is small: `folder.unpack` gives float32 back, which is what a CPU computes in.
+Only the file is small: `folder.unpack` gives float32 back. What is computed in is another choice (`lm.loading`): by default a CPU that
+can multiplies in 8 bits what was stored so, and in float32 all else.
 """
 
 from __future__ import annotations

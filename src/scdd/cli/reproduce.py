@@ -89,6 +89,8 @@ def reproduce(
     """
     from scdd.reproduce.load import load_claims, load_scale
 
+    if minutes is not None and not minutes > 0:  # nor is NaN
+        raise UserError(f"--minutes is {minutes:g}: give more than 0, or leave it out to go on to the end.")
     chosen_scale, claims = load_scale(scale), load_claims()  # before torch is imported: a mistake is told at once
     from scdd.reproduce.expand import all_parts
     from scdd.reproduce.parts import Choices, chosen

@@ -151,6 +151,8 @@ class LM:
             reason = str(error).splitlines()[0]
             raise UserError(f"device {device} cannot be used ({reason}): use cpu or cuda.", "device") from error
         self._steps = None  # captured over weights that were elsewhere
+        if isinstance(self._graphed, Graphed):
+            self._graphed = Graphed(self.network)
         return self
 
     def compile(self, **options: Any) -> LM:

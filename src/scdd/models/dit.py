@@ -68,7 +68,8 @@ class DiT(Network):
     and the caller goes on using `hidden`.
     """
 
-    _kept: tuple[Any, Known | None] | None = None  # see `_known`
+    kept: tuple[Any, Known | None] | None = None
+    """What `_known` made last, and of which weights."""
     takes_eight_bits = True
     recompute = False
     """Keep only blocks' inputs and attention's outputs for the backward pass, and compute the rest once more there."""
@@ -155,11 +156,11 @@ class DiT(Network):
         if any(p.requires_grad or p.is_inference() for p in weights):
             return None
         key = tuple((p.data_ptr(), p._version) for p in weights)
-        if self._kept is not None and self._kept[0] == key:
-            return self._kept[1]
+        if self.kept is not None and self.kept[0] == key:
+            return self.kept[1]
         made = self.known(device)
         if not torch.cuda.is_current_stream_capturing():  # what a capture allocates is the graph's
-            self._kept = key, made
+            self.kept = key, made
         return made
 
     def known(self, device: torch.device) -> Known | None:

@@ -54,7 +54,10 @@ def set_eight_bits(network: nn.Module, wanted: bool, device: torch.device) -> No
             "dtype",
         )
     if wanted and not int8.supported():
-        raise UserError("dtype int8 needs a torch that multiplies 8-bit matrices on a CPU: use float32.", "dtype")
+        raise UserError(
+            "dtype int8 needs a torch and a CPU that multiply 8-bit matrices exactly (VNNI or AMX), and these do not: use float32.",
+            "dtype",
+        )
     if wanted != (network.eight_bit_head is not None):
         network.to(device="cpu", dtype=torch.float32)
         (to_eight_bits if wanted else to_floats)(network)

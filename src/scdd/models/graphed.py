@@ -8,6 +8,9 @@ from torch import Tensor
 from scdd.core.denoiser import Denoiser
 from scdd.core.types import Head, Vocab
 
+_Captured = tuple[torch.cuda.CUDAGraph, Tensor, Tensor, Tensor, list[Tensor]]
+"""A graph, its tokens, times and states; and tables that it reads, which a network replaces when it needs longer ones."""
+
 
 class Graphed:
     """A `Denoiser` whose `hidden` replays a captured graph, one for each shape of z_t that turns up.
@@ -19,7 +22,7 @@ class Graphed:
     def __init__(self, network: Denoiser, most: int = 8) -> None:
         self.network, self._most = network, most
         self.vocab: Vocab = network.vocab
-        self._graphs: dict[tuple[int, ...], tuple[torch.cuda.CUDAGraph, Tensor, Tensor, Tensor]] = {}
+        self._graphs: dict[tuple[int, ...], _Captured] = {}
 
     @property
     def head(self) -> Head:
@@ -35,7 +38,7 @@ class Graphed:
             if len(self._graphs) >= self._most:
                 self._graphs.pop(next(iter(self._graphs)))
             self._graphs[shape] = self._capture(z_t, t)
-        graph, tokens, times, states = self._graphs[shape]
+        graph, tokens, times, states, _ = self._graphs[shape]
         tokens.copy_(z_t)
         if t is not None:
             times.copy_(t.expand_as(times))
@@ -46,7 +49,7 @@ class Graphed:
         """The network's, not replayed: dense logits are for tests and small work."""
         return self.network.logits(z_t, t, documents)
 
-    def _capture(self, z_t: Tensor, t: Tensor | None) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor, Tensor]:
+    def _capture(self, z_t: Tensor, t: Tensor | None) -> _Captured:
         tokens = z_t.clone()
         times = torch.zeros(z_t.shape[0], dtype=torch.float64, device=z_t.device)
         if t is not None:
@@ -61,4 +64,4 @@ class Graphed:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             states = self.network.hidden(tokens, given)
-        return graph, tokens, times, states
+        return graph, tokens, times, states, list(getattr(self.network, "buffers", list)())

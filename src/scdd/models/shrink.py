@@ -29,7 +29,7 @@ def fewer_layers(
     left: dict[str, Tensor] = {}
     for name, tensor in weights.items():
         number, _, rest = name.removeprefix(BLOCKS).partition(".")
-        if not name.startswith(BLOCKS):
+        if not name.startswith(BLOCKS) or not number.isdecimal():
             left[name] = tensor
         elif int(number) in places:
             left[f"{BLOCKS}{places[int(number)]}.{rest}"] = tensor
@@ -50,6 +50,8 @@ def fewer_ids(
     ids = torch.tensor(kept)
     left = dict(weights)
     for name in (name for name in old if other[name].shape != old[name].shape):
+        if name not in weights or not weights[name].dim() or len(weights[name]) < before.size:
+            raise UserError(f"{name} is missing, or has no row for each of {before.size} ids: the weights are damaged.")
         rows = weights[name][ids]
         left[name] = torch.cat([rows, rows.new_zeros(len(new[name]) - len(ids), *rows.shape[1:])])
     return left

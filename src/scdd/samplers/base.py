@@ -219,7 +219,8 @@ class Sampler(ABC):
         return self.step(z_t, ctx)
 
     def memory(self, rows: Tensor) -> dict[str, Tensor]:
-        """What it keeps for each of these rows [B, L], as they begin: tensors whose first axis is the rows."""
+        """What it keeps for each of these rows [B, L], as they begin: tensors whose first axis is the rows, and none the columns,
+        of which a batch gets more when a longer row joins."""
         return {}
 
     def check(self, model: Model) -> None:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from torch.cuda import CUDAGraph
 
 log = logging.getLogger("scdd.samplers")
+_CAPTURING = threading.Lock()
 MOST = 8  # shapes that are kept, each with its tensors and graphs
 STEPS = 256  # rows of a table of steps, at least
 
@@ -59,13 +60,19 @@ class CudaCapture:
 
     def __init__(self) -> None:
         self._pool: Any = None
+        self._streams: dict[int, Any] = {}
 
     def __call__(self, run: Callable[[], None]) -> CUDAGraph:
         """`run` has been run before, so that kernels are compiled and libraries have what they keep."""
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        # Torch's own stream for captures is one for the whole process, on the GPU of the first: work of another GPU would
+        # not be recorded but done. And it wants one capture at a time.
+        here = torch.cuda.current_device()
+        if here not in self._streams:
+            self._streams[here] = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        graph, how = torch.cuda.CUDAGraph(), {"pool": self._pool, "stream": self._streams[here]}
+        with _CAPTURING, torch.cuda.graph(graph, **how, capture_error_mode="thread_local"):
             run()
         return graph
 
@@ -83,6 +90,7 @@ class _Shape:
     owner: weakref.ref[RowBatch] | None = None
     uses: dict[tuple[int, ...], int] = field(default_factory=dict)
     graphs: dict[tuple[int, ...], Replay] = field(default_factory=dict)
+    held: list[object] = field(default_factory=list)  # what graphs read and others may let go of
     broken: bool = False
 
     def run(self, phases: Sequence[int]) -> None:
@@ -102,7 +110,7 @@ class StepGraphs:
         """`capture`: another way than CUDA's, for tests."""
         self._capture, self._given, self._most = capture or CudaCapture(), capture is not None, most
         self._shapes: OrderedDict[object, _Shape] = OrderedDict()
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()  # a batch holds it while it looks at its rows: others may take over their tensors
 
     def __reduce__(self) -> tuple[type[StepGraphs], tuple[()]]:
         """A copy begins with nothing."""
@@ -131,7 +139,7 @@ class StepGraphs:
 
     def step(self, batch: RowBatch, phases: tuple[int, ...]) -> Seen:
         """`RowBatch`'s step: the first of a kind is walked, the second captured, and from then on all are replayed."""
-        with self._lock:
+        with self.lock:
             shape: _Shape = self._shape_of(batch) if batch.place is None else batch.place
             shape.uses[phases] = shape.uses.get(phases, 0) + 1
             if phases not in shape.graphs and shape.uses[phases] > 1 and not shape.broken:
@@ -144,7 +152,7 @@ class StepGraphs:
 
     def clear(self) -> None:
         """Let go of all graphs and their memory."""
-        with self._lock:
+        with self.lock:
             for shape in self._shapes.values():
                 _give_back(shape)
             self._shapes.clear()
@@ -172,6 +180,7 @@ class StepGraphs:
                 with _aside(shape):
                     shape.run(phases)
                 shape.graphs[phases] = self._capture(lambda: shape.run(phases))
+            shape.held.append(_made_by(shape.model))
         except RuntimeError as error:
             shape.broken = True
             reason = (str(error).splitlines() or [""])[0]
@@ -214,6 +223,13 @@ def _key(batch: RowBatch) -> object:
 def _network(model: Model) -> Denoiser:
     """Without a graph of its own, which no other could hold."""
     return model.denoiser.network if isinstance(model.denoiser, Graphed) else model.denoiser
+
+
+def _made_by(model: Model) -> list[object]:
+    """What a network makes for itself besides its weights, and may make anew while a graph still reads the old: longer tables of
+    positions, conditioning of other weights."""
+    network = _network(model)
+    return [*network.buffers(), getattr(network, "kept", None)] if isinstance(network, nn.Module) else []
 
 
 def _capacity(batch: RowBatch) -> int:

@@ -9,6 +9,7 @@ company, since its random numbers are its own (`core.rng`) and evaluations are g
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -157,25 +158,28 @@ class RowBatch:
         temperature, mask_id = plan.filters.temperature, self.model.denoiser.vocab.mask_id
         assert isinstance(temperature, float | int)
         new = [BatchRow(walk, float(temperature), length, ended=not len(walk)) for length in lengths]
-        if self.rows:
-            old, width = self.present, max(self.present.state.tokens.shape[1], state.tokens.shape[1])
-            state = old.state.widened(width, mask_id).joined(state.widened(width, mask_id))
-            keys, calls = torch.cat([old.keys, keys]), torch.cat([old.calls, calls])
-        self.rows += new
-        self._arrange(state if self.width is None else state.widened(self.width, mask_id), keys, calls)
+        with self._kept():
+            if self.rows:
+                old, width = self.present, max(self.present.state.tokens.shape[1], state.tokens.shape[1])
+                state = old.state.widened(width, mask_id).joined(state.widened(width, mask_id))
+                keys, calls = torch.cat([old.keys, keys]), torch.cat([old.calls, calls])
+            self.rows += new
+            self._arrange(state if self.width is None else state.widened(self.width, mask_id), keys, calls)
         return new
 
     @torch.no_grad()
     def remove(self, rows: Sequence[BatchRow]) -> None:
         """Rows that have ended, or that nobody wants any more, leave."""
-        gone, now = {id(row) for row in rows}, self.present
+        gone = {id(row) for row in rows}
         kept = [i for i, row in enumerate(self.rows) if id(row) not in gone]
         if len(kept) == len(self.rows):
             return
         self.rows = [self.rows[i] for i in kept]
-        if self.rows:
-            places = torch.tensor(kept, device=now.keys.device)
-            self._arrange(now.state.changed(lambda each: each[places]), now.keys[places], now.calls[places])
+        with self._kept():
+            if self.rows:
+                now = self.present
+                places = torch.tensor(kept, device=now.keys.device)
+                self._arrange(now.state.changed(lambda each: each[places]), now.keys[places], now.calls[places])
 
     @torch.no_grad()
     def step(self) -> Seen:
@@ -184,8 +188,9 @@ class RowBatch:
             raise ValueError("a row is at its walk's end: remove it")
         phases = phases_of(self.plan, {row.walk.phases[row.taken] for row in self.rows})
         graphs = self.model.graphs if self._captured else None
-        seen = self._step(phases) if graphs is None else graphs.step(self, phases)
-        done = self.present.state.done.tolist() if self._may_end else [False] * len(self.rows)
+        with self._kept():
+            seen = self._step(phases) if graphs is None else graphs.step(self, phases)
+            done = self.present.state.done.tolist() if self._may_end else [False] * len(self.rows)
         for row, early in zip(self.rows, done, strict=True):
             row.taken += 1
             row.ended = early or row.taken == len(row.walk)
@@ -195,6 +200,11 @@ class RowBatch:
     def seen(self) -> Seen:
         """The rows as they stand, nothing having moved."""
         return shown(self.present.state, torch.zeros_like(self.present.state.tokens, dtype=torch.int8))
+
+    def _kept(self) -> AbstractContextManager[object]:
+        """While it lasts, no batch of another thread takes over the tensors that the rows are in, if they are in a graph's."""
+        graphs = self.model.graphs if self._captured else None
+        return nullcontext() if graphs is None else graphs.lock
 
     def _step(self, phases: Sequence[int]) -> Seen:
         groups = self.present.groups
@@ -336,10 +346,15 @@ def _moves_by_phase(context: Context, phases: Sequence[int]) -> Tokens:
             merged.finished if new.finished is None else torch.where(mine, new.finished, merged.finished),
         )
         calls = torch.where(mine, part.rng.calls, calls)
-        memory = {name: torch.where(mine, own.memory[name], old) for name, old in memory.items()}
+        memory = {name: torch.where(_beside(mine, old), own.memory[name], old) for name, old in memory.items()}
     rng.calls = calls
     state.memory.update(memory)
     return merged
+
+
+def _beside(rows: Tensor, x: Tensor) -> Tensor:
+    """One value a row, [B], shaped to go with x [B, …]."""
+    return rows.reshape(-1, *[1] * (x.dim() - 1))
 
 
 def _record(context: Context, new: Tokens) -> tuple[State, Tensor]:

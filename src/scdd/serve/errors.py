@@ -138,7 +138,9 @@ def explain(errors: Sequence[Any], body: Any = None) -> tuple[str, str | None]:
         return 'The body is no JSON object: send one, as in {"prompt": "…"}.', None
     # A choice of types gives an error for each of them; the last one knows most about an object's inside.
     found = [error for error in errors if _field(error) == field]
-    best = next((error for error in reversed(found) if error["type"] != "string_type"), first)
+    given = body.get(field) if isinstance(body, dict) and field else None
+    other = "list_type" if isinstance(given, str) else "string_type"  # of what it was not meant to be
+    best = next((error for error in reversed(found) if error["type"] != other), first)
     place = _place(best)
     last = place[-1] if place else ""
     inside = len(place) > 1 and last.isidentifier() and last not in ("str", "int", "float", "bool")

@@ -62,9 +62,14 @@ def linear(x: Tensor, matrix: Matrix, bias: Tensor | None = None, impl: str = "a
 
 
 def supported() -> bool:
-    """Whether this torch multiplies 8-bit matrices on a CPU."""
-    ones = torch.ones((32, 32), dtype=torch.int8)
+    """Whether this torch multiplies 8-bit matrices on this CPU, and exactly.
+
+    Without instructions for it (VNNI, AMX) the library adds pairs of products in 16 bits, which large codes overflow: it
+    answers, and nearly every sum is wrong. So the largest codes are tried.
+    """
+    largest = torch.full((32, 64), TOP, dtype=torch.int8)
+    largest[1::2] = -TOP
     try:
-        return bool((torch._int_mm(ones, ones) == 32).all())
+        return torch.equal(torch._int_mm(largest, largest.T).double(), largest.double() @ largest.double().T)
     except (AttributeError, RuntimeError):
         return False
