@@ -78,6 +78,7 @@ def test_what_is_planted_is_found(tmp_path: Path) -> None:
     assert counted(tmp_path, "growing")["memory"] == 1
 
 
+@pytest.mark.slow
 def test_every_part_runs_and_finds_nothing(tmp_path: Path) -> None:
     """But for the commands, flipped bits and the OpenAPI document, whose own tests do the same, and the servers below."""
     parts = "kills,recipes,bundles,tokenizers,shards,checkpoints,folders,templates"

@@ -56,6 +56,7 @@ class Counting:
 
 @pytest.mark.usefixtures("ray_address")
 @pytest.mark.dist
+@pytest.mark.slow
 def test_compare_on_ray_is_compare(
     tmp_path: Path, checkpoints: dict[str, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

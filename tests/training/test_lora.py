@@ -101,6 +101,7 @@ def test_all_four_matrices_of_a_block_are_adapted_or_those_that_are_named() -> N
         adapt(made(), LoraOptions(2, 2.0, ("q_proj",)), torch.Generator())
 
 
+@pytest.mark.slow
 def test_an_adapted_network_is_one_graph() -> None:
     net, z, t = made(), torch.randint(12, (2, 5)), torch.tensor([0.2, 0.7])
     adapt(net, OPTIONS, torch.Generator().manual_seed(1))
