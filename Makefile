@@ -16,7 +16,7 @@ INSTALLED_DEV := $(VENV)/.installed-dev
 INSTALLED_DOCS := $(VENV)/.installed-docs
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types imports pytest browser docs bench format constraints lock audit canary soak clean distclean
+.PHONY: help demo test lint types imports pytest coverage browser docs bench format constraints lock audit canary soak clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -24,7 +24,7 @@ help: ## this list
 demo: $(INSTALLED) ## set up; write a text that corrects itself, repair a paragraph, fill a gap; leave demo.html
 	$(BIN)/scdd demo
 
-test: lint types imports pytest ## set up, lint, types, import rules, and the default test suite with coverage
+test: lint types imports pytest ## set up, lint, types, import rules, and the default test suite
 
 lint: $(INSTALLED_DEV) ## ruff: lint and format
 	$(BIN)/ruff check .
@@ -36,7 +36,10 @@ types: $(INSTALLED_DEV) ## mypy, strict
 imports: $(INSTALLED_DEV) ## import-linter: rooms open downwards only
 	$(BIN)/lint-imports
 
-pytest: $(INSTALLED_DEV) ## the default test suite with coverage
+pytest: $(INSTALLED_DEV) ## the default test suite
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+
+coverage: $(INSTALLED_DEV) ## the same, and which lines it ran
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --cov --cov-report=term
 
 browser: ## install Debian's chromium for the playground's tests; needs root and apt-get

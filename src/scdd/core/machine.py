@@ -113,18 +113,25 @@ def _alone(root: Path) -> bool:
     return len(words) > 3 and words[3].partition("/")[0] == "1"
 
 
-def settle_threads() -> None:
-    """Once torch is there: as many threads as there are cores, unless somebody chose; and asleep while they wait.
+def even(threads: int) -> int:
+    """The largest power of two within a number of threads.
 
-    Their number is a power of two. Torch cuts a tensor into as many pieces as there are threads, and the ends of odd pieces are
-    rounded otherwise: float32 texts with three threads are not those with one, those with two, four or eight are.
+    Torch cuts a tensor into as many pieces as there are threads, and the ends of odd pieces are rounded otherwise: float32 texts
+    with three threads are not those with one, those with two, four or eight are.
+    """
+    return 1 << (threads.bit_length() - 1)
+
+
+def settle_threads() -> None:
+    """Once torch is there: as many threads as there are cores (`even`), unless somebody chose; and asleep while they wait.
+
     libgomp reads its variables as it is loaded. But it spins 3,000 times less while it manages more threads than there are
     cores (GCC's manual, GOMP_SPINCOUNT), so where it is too late for the variables one thread starts some and sleeps.
     """
     global _late
     import torch
 
-    allowed, usual = 1 << (cores().bit_length() - 1), torch.get_num_threads()
+    allowed, usual = even(cores()), torch.get_num_threads()
     if usual > allowed and set(COUNTING).isdisjoint(os.environ):
         torch.set_num_threads(allowed)
     if _late:

@@ -15,7 +15,7 @@ from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
-from scdd.core.machine import cores
+from scdd.core.machine import cores, even
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -50,7 +50,7 @@ class LocalProcesses:
         expected: Callable[[Any], float] = lambda item: 0.0,
     ) -> None:
         self.slots = deque(gpus if gpus else [""] * workers)
-        self.threads = None if gpus else max(1, cores() // workers)
+        self.threads = None if gpus else even(max(1, cores() // workers))
         self.end = None if seconds is None else time.monotonic() + seconds
         self.expected, self.late = expected, False  # late: the time has kept something back
         self.died: list[Any] = []  # items whose processes ended without a word, unasked
