@@ -13,6 +13,7 @@ from tests.reproduce.test_run import Serial, results, tasks_of
 
 
 @pytest.mark.dist
+@pytest.mark.slow
 def test_parts_as_tasks(ray_address: str, tmp_path: Path) -> None:
     summary = run(tasks_of(tmp_path / "ray"), RayPool(ray_address, 2))
     assert not summary.failed

@@ -126,6 +126,7 @@ def test_a_crash_at_any_write_loses_nothing(
 
 
 @pytest.mark.dist
+@pytest.mark.slow
 def test_kill_9_at_random_moments_then_the_same_bytes(corpus: Path, tmp_path: Path) -> None:
     big = tmp_path / "big.jsonl"
     big.write_text("".join(json.dumps({"text": article(i) * 20}) + "\n" for i in range(900)))

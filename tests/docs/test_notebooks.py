@@ -26,7 +26,12 @@ def shown(outputs: list[dict[str, Any]]) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("path", PATHS, ids=name_of)
+LONG = ("train-your-own",)  # it trains
+
+
+@pytest.mark.parametrize(
+    "path", [pytest.param(path, marks=[pytest.mark.slow] * (path.stem in LONG)) for path in PATHS], ids=name_of
+)
 def test_notebooks_show_what_their_code_gives(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)  # what is stored is a CPU's
