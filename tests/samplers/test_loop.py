@@ -41,6 +41,7 @@ from scdd.schedules.masked import Masked
 from scdd.schedules.peaked import Peaked
 
 from ..laws import Homemade, moderate
+from .cases import every_sampler
 from .tables import Table, Truth, assert_frequencies, table
 from .tables import walk as frames_of
 
@@ -51,20 +52,7 @@ MASKED = MDLM(VOCAB, Masked())
 AR = Autoregressive(VOCAB)
 FINALS = get_args(Final)
 QUALITY = torch.tensor([0.1, 0.5, -0.2, 0.0, 0.9, -0.7, 0.3])
-CASES: dict[str, tuple[Process, Sampler]] = {
-    "scdd": (NOISY, Ancestral()),
-    "gidd": (GIDD(VOCAB, Peaked(p_u=0.4)), Ancestral()),
-    "mdlm": (MASKED, Ancestral()),
-    "cap": (MASKED, Remdm("cap", eta=0.2)),
-    "rescale": (MASKED, Remdm("rescale", eta=0.5)),
-    "conf": (MASKED, Remdm("conf")),
-    "loop": (MASKED, Remdm("loop", eta=0.2)),
-    "informed": (MASKED, Informed(2)),
-    "prism": (MASKED, Prism(remask=0.2)),
-    "p2": (MASKED, P2(1.5)),
-    "threshold": (MASKED, Threshold(0.5)),
-    "gidd-correct": (NOISY, GiddCorrect(corrections=6, patience=2)),
-}
+CASES = every_sampler(NOISY, GIDD(VOCAB, Peaked(p_u=0.4)), MASKED)
 
 
 def quality(hidden: Tensor) -> Tensor:

@@ -27,32 +27,22 @@ from scdd.samplers.ancestral import Ancestral
 from scdd.samplers.ar import Ar
 from scdd.samplers.base import Context, Model, Sampler, grid
 from scdd.samplers.gidd_correct import GiddCorrect
-from scdd.samplers.informed import Informed
 from scdd.samplers.last_pass import argmax
 from scdd.samplers.loop import BatchRow, RowBatch, TokenRows, sample_loop
 from scdd.samplers.options import Final, SamplingOptions
-from scdd.samplers.p2 import P2
 from scdd.samplers.plan import SamplingPlan
-from scdd.samplers.prism import Prism
 from scdd.samplers.remdm import Remdm
 from scdd.samplers.threshold import Threshold
 from scdd.schedules.masked import Masked
 from scdd.schedules.peaked import Peaked
 
+from .cases import every_sampler
+
 VOCAB = Vocab(30, 9)
 NOISY, MASKED = SCDD(VOCAB, Peaked(p_u=0.4)), MDLM(VOCAB, Masked())
 OTHER = GIDD(VOCAB, Peaked(p_u=0.4))
 CASES: dict[str, tuple[Process, Sampler]] = {
-    "scdd": (NOISY, Ancestral()),
-    "gidd": (OTHER, Ancestral()),
-    "mdlm": (MASKED, Ancestral()),
-    "cap": (MASKED, Remdm("cap", eta=0.2)),
-    "rescale": (MASKED, Remdm("rescale", eta=0.5)),
-    "conf": (MASKED, Remdm("conf")),
-    "loop": (MASKED, Remdm("loop", eta=0.2)),
-    "informed": (MASKED, Informed(2)),
-    "prism": (MASKED, Prism(remask=0.2)),
-    "p2": (MASKED, P2(1.5)),
+    **every_sampler(NOISY, OTHER, MASKED),
     "threshold": (MASKED, Threshold(0.3)),
     "gidd-correct": (NOISY, GiddCorrect(corrections=4, patience=2)),
     "uncorrected": (OTHER, Uncorrected(Ancestral())),

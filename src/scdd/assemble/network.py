@@ -100,7 +100,7 @@ def take_over(checkpoint: Bundle, net: Network, minimised: Objective, spec: Reci
         part = {k.removeprefix(prefix): v for k, v in checkpoint.weights.items() if k.startswith(prefix)}
         if part:
             module.load_state_dict(part)
-    weights = {k: v for k, v in checkpoint.weights.items() if not k.startswith("quality.")}
+    weights = checkpoint.network_weights
     if "output.input_bias" in net.state_dict():
         weights.setdefault("output.input_bias", torch.zeros(1))
     try:

@@ -11,7 +11,7 @@ from scdd.data.tokenizer import TextTokenizer
 from scdd.models.compiled import compile_network
 from scdd.models.foreign import GIVEN
 from scdd.models.network import Network
-from scdd.models.options import make_network
+from scdd.models.options import unfilled
 from scdd.objectives.options import TeacherOptions
 from scdd.objectives.teacher import Distillation
 
@@ -40,12 +40,11 @@ def _network(source: str, found: Bundle, tokenizer: TextTokenizer) -> Network:
     description = found.network
     if description is None or description.get("kind") == GIVEN or (found.hub and description.get("kind") == "import"):
         raise UserError(f"{source} does not describe its network, or by code that is not run: name another teacher.")
-    with torch.device("meta"):  # nothing is drawn only to be written over
-        network = make_network(description, found.vocab)
+    network = unfilled(description, found.vocab, len(found.network_weights))
     if network.causal:
         raise UserError(f"{source} reads from left to right, and a teacher must see both sides: adapt it first.")
     try:
-        network.load_weights({name: each for name, each in found.weights.items() if not name.startswith("quality.")})
+        network.load_weights(found.network_weights)
     except RuntimeError as error:
         raise UserError(f"{source}'s weights do not fit its network: {bundle.CURE}.") from error
     return network.eval().requires_grad_(False)

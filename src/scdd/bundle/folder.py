@@ -37,6 +37,7 @@ ASSETS = Path(__file__).resolve().parent.parent / "assets"
 KINDS = ("float32", "bfloat16", "int8", "int4")
 FORMAT = {"format": "pt"}  # in the header of the weights, where transformers asks for it
 SCALE, SCALE4 = ":scale8", ":scale4"  # end a scale's name; no attribute of a module can be spelled with a colon
+QUALITY = "quality."  # begins the names of a quality head's weights (PRISM), which stand beside the network's
 GROUP, MIDDLE = 32, 8  # of 4-bit weights: columns that share a scale, and what is added to a code
 FOREIGN = "process"  # where `extra` notes a process that the recipe cannot name
 NOISE = "noise"  # where `extra` has the distribution of noise that is not uniform (`processes.noise`)
@@ -79,6 +80,11 @@ class Bundle(Identity):
     hub: bool = False  # whether it was downloaded: code that it names is then not run
     kind: str = "float32"  # how the file stores the weights, which here are unpacked
     versions: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def network_weights(self) -> dict[str, Tensor]:
+        """The weights without a quality head's."""
+        return {name: each for name, each in self.weights.items() if not name.startswith(QUALITY)}
 
     def check(self, vocab: Vocab, tokenizer: str | None = None) -> None:
         """Refuse to go on with another vocabulary than this model was trained with."""

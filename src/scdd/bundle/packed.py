@@ -17,9 +17,9 @@ from torch import Tensor
 
 from scdd.bundle.folder import GROUP, KINDS, MIDDLE, SCALE, SCALE4
 from scdd.core.errors import UserError
+from scdd.ops.int8 import TOP
 
 SMALLEST = 4096  # numbers of a matrix worth 8 bits; all else is about a hundredth of a file
-TOP = 127  # the largest code; −128 is left out so that a row and its negative round alike
 # Shares of a row's largest number at which it may be cut off: a finer step for all against the few largest. On Gaussian
 # rows that takes 1 % off the error at a width of 1,000, and 3 % at 16,000. None is above 1, so that a row always uses
 # its largest code, and packing once more changes nothing.

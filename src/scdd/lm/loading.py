@@ -16,7 +16,7 @@ from scdd.lm.model import LM
 from scdd.lm.options import Dtype, RepairOptions
 from scdd.lm.rows import check_whole
 from scdd.models.heads import QualityHead
-from scdd.models.options import make_network
+from scdd.models.options import unfilled
 from scdd.processes.autoregressive import Autoregressive
 from scdd.processes.base import Process, make_process, process_of_kind
 from scdd.processes.options import PROCESSES, MdlmOptions, NoisyOptions
@@ -119,8 +119,7 @@ def _tokenizer(checkpoint: bundle.Bundle) -> TextTokenizer:
 
 def _network(checkpoint: bundle.Bundle, own: nn.Module | Callable[[Vocab], nn.Module] | None) -> Network:
     """The network with the checkpoint's weights: one that the caller has, or the one that the checkpoint describes."""
-    weights = {k: v for k, v in checkpoint.weights.items() if not k.startswith("quality.")}
-    description = checkpoint.network
+    weights, description = checkpoint.network_weights, checkpoint.network
     try:
         if own is not None:
             from scdd.models.foreign import given
@@ -133,13 +132,9 @@ def _network(checkpoint: bundle.Bundle, own: nn.Module | Callable[[Vocab], nn.Mo
         elif description.get("kind") == "import" and checkpoint.hub:
             raise UserError(f"its network would run the code of {description.get('target')} on this machine")
         else:
-            depth = description.get("depth")
-            if isinstance(depth, int) and depth > len(weights):
-                raise UserError(f"it says {depth} blocks and has {len(weights)} weights")
             if description.get("kind") != "import":  # whatever they are stored as, it is float32 that is computed with
                 weights = {name: each.float() for name, each in weights.items()}
-            with torch.device("meta"):
-                network = make_network(description, checkpoint.vocab)
+            network = unfilled(description, checkpoint.vocab, len(weights))
     except UserError as error:
         raise UserError(
             f"{checkpoint.folder}: {str(error).rstrip('.')}; hand the network over, scdd.load(…, network=module)."
@@ -223,8 +218,8 @@ def _repair(checkpoint: bundle.Bundle) -> RepairOptions:
 
 def _quality(checkpoint: bundle.Bundle, network: Network) -> QualityHead | None:
     """PRISM's head, where one was trained."""
-    prefix = "quality."
-    weights = {k.removeprefix(prefix): v for k, v in checkpoint.weights.items() if k.startswith(prefix)}
+    start = bundle.QUALITY
+    weights = {k.removeprefix(start): v for k, v in checkpoint.weights.items() if k.startswith(start)}
     if not weights:
         return None
     found = {name: tuple(weight.shape) for name, weight in weights.items()}
