@@ -214,9 +214,8 @@ def _key(batch: RowBatch) -> object:
     network = _network(model)
     parameters = getattr(network, "parameters", lambda: [model.denoiser.head.weight])()
     weights = [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in parameters]
-    heat = now.filters.temperature == 1.0 if not isinstance(now.filters.temperature, Tensor) else False
     masked = tuple(group.documents is not None for group in now.groups)
-    shape = (_capacity(batch), columns, _steps(now), heat, masked, now.keys.device)
+    shape = (_capacity(batch), columns, _steps(now), masked, now.keys.device)
     return company(batch.plan), shape, id(model.process), id(model.quality), id(network), tuple(weights)
 
 
@@ -259,8 +258,7 @@ def _made(batch: RowBatch) -> _Shape:
         Group(place, columns, 0, documents[place] if documents is not None and told else None)
         for place, told in zip(places, masked, strict=True)
     ]
-    plain = not isinstance(now.filters.temperature, Tensor) and now.filters.temperature == 1.0
-    heat = 1.0 if plain else torch.ones((rows, 1), dtype=torch.float64, device=device)
+    heat = torch.ones((rows, 1), dtype=torch.float64, device=device)
     fixed = Present(
         state=state,
         keys=empty(now.keys),
@@ -322,8 +320,8 @@ def _take(shape: _Shape, batch: RowBatch) -> None:
     fixed.state.lengths[rows:] = fixed.state.tokens.shape[1]
     for table, steps in zip(fixed.tables, now.tables, strict=True):
         table[: len(steps)].copy_(steps)
-    if isinstance(fixed.filters.temperature, Tensor):
-        fixed.filters.temperature[:rows] = now.filters.temperature
+    assert isinstance(fixed.filters.temperature, Tensor)
+    fixed.filters.temperature[:rows] = now.filters.temperature
     if shape.documents is not None:
         columns = torch.arange(shape.documents.shape[1], device=shape.documents.device)
         shape.documents.copy_(torch.where(columns < fixed.state.lengths[:, None], 0, -1))

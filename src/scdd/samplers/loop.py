@@ -226,7 +226,9 @@ class RowBatch:
     def _arrange(self, state: State, keys: Tensor, calls: Tensor) -> None:
         """Make `present` anew, of whoever is here now."""
         device, heats, lengths = keys.device, [r.temperature for r in self.rows], [r.length for r in self.rows]
-        each = torch.tensor(heats, dtype=torch.float64, device=device)[:, None] if len(set(heats)) > 1 else heats[0]
+        # On a GPU never as a number, which kernels round with in another way: a row's bits would tell its company.
+        own_heats = len(set(heats)) > 1 or (self._by_row and keys.is_cuda)
+        each = torch.tensor(heats, dtype=torch.float64, device=device)[:, None] if own_heats else heats[0]
         walks = list({id(row.walk): row.walk for row in self.rows}.values())
         starts = dict(zip(map(id, walks), accumulate(map(len, walks), initial=0), strict=False))
         real, whole = zip(*(walk.table() for walk in walks), strict=True)

@@ -44,7 +44,9 @@ def scaled_logits(
             raise ValueError("this head adds a bias at the input token, so it needs z_t")
         scores.scatter_add_(1, z_t[:, None], head.input_bias.detach().float().expand(len(z_t), 1))
     divisor = filters.divisor
-    return scores.div_(divisor.to(scores.dtype) if isinstance(divisor, Tensor) else divisor)
+    if not isinstance(divisor, Tensor):  # on a GPU torch multiplies by a number's inverse, and divides by a tensor
+        divisor = scores.new_full((1, 1), divisor)
+    return scores.div_(divisor.to(scores.dtype))
 
 
 def cut(scores: Tensor, filters: Filters) -> tuple[Tensor, Tensor]:
