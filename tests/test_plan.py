@@ -270,7 +270,7 @@ def test_a_prepared_corpus_says_vocabulary_and_epochs(tmp_path: Any, capsys: pyt
     out = tmp_path / "shards"
     assert main(["prepare", str(text), "--out", str(out), "--train-tokenizer", "300", "--workers", "1"]) == 0
     capsys.readouterr()
-    assert main(["plan", "bundled", "--set", f"data.path={out}", "--json"]) == 0
+    assert main(["plan", "wiki-small", "--set", f"data.path={out}", "--json"]) == 0
     made = json.loads(capsys.readouterr().out)
     index = json.loads((out / "index.json").read_text())
     assert made["parameters"]["embedding"] == 512 * index["tokenizer"]["vocab_size"]

@@ -39,7 +39,7 @@ from scdd.lm.edits.search import Editor, windows
 from scdd.lm.edits.words import Word, cut
 
 WORD = re.compile(r"(?<![\w'’-])[^\W\d_]+(?:['’][^\W\d_]+)*(?!\w)")
-SEEN, SEEN_AS_NAME = 5, 10  # times that a word must occur
+SEEN, SEEN_AS_NAME = 3, 10  # times that a word must occur
 SPOILT = 0.08  # of the words of an example
 HARM = 0.0005  # of the clean words, at most: half of what is wanted, since other texts surprise a model more than its own kind
 FOLDS = 5

@@ -22,7 +22,7 @@ NETWORK = (
 )
 ONE_AT_A_TIME = "--set training.micro_batch_size=4 --set training.compile=false --set training.cuda_graphs=false"
 ADDED = {
-    "scdd train bundled": f"{SMALL} {NETWORK}",
+    "scdd train wiki-small": f"{SMALL} {NETWORK}",
     "torchrun": f"{SMALL} {NETWORK} {ONE_AT_A_TIME}",
     "scdd train adapt/": f"{SMALL} {ONE_AT_A_TIME}",
 }

@@ -134,7 +134,7 @@ def shared_options(
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bars.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line, one line a measurement.")] = False,
-    graphs: Graphs = False,
+    graphs: Graphs = True,
     ray: Ray = None,
 ) -> None:
     """The options that every verb has; a verb is given the session that they open."""
@@ -154,7 +154,7 @@ class Session:
     plan: Plan | None = None
     """On Ray: what is asked for, until all of it is measured together."""
     pool: RayPool | None = None
-    graphs: bool = False
+    graphs: bool = True
     """Whether models that are opened here replay captured steps; those on Ray always do."""
 
     def default_num(self, num: int | None) -> int:

@@ -35,8 +35,8 @@ Device = Annotated[str | None, typer.Option(help="cuda or cpu; cuda where there 
 Graphs = Annotated[
     bool,
     typer.Option(
-        "--graphs",
-        help="On a GPU, replay captured steps: one launch each; the texts are the same. Not yet tried on one.",
+        "--graphs/--no-graphs",
+        help="On a GPU, replay captured steps: one launch each; the texts are the same.",
     ),
 ]
 Dtype = Annotated[
@@ -73,7 +73,7 @@ class ModelFlags:
     dtype: Dtype = None
     json: Json = False
     plain: Plain = False
-    graphs: Graphs = False
+    graphs: Graphs = True
 
     @property
     def live(self) -> bool:
@@ -109,7 +109,7 @@ def open_model(
     device: str | None = None,
     changes: list[str] | None = None,
     dtype: str | None = None,
-    graphs: bool = False,
+    graphs: bool = True,
 ) -> LM:
     """The model that the options name."""
     from scdd.lm.loading import load

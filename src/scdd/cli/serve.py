@@ -40,7 +40,7 @@ def serve(
     compile: Annotated[
         bool, typer.Option("--compile", help="Compile the network; on a GPU, behind a CUDA graph.")
     ] = False,
-    graphs: o.Graphs = False,
+    graphs: o.Graphs = True,
     max_length: Annotated[
         int | None, typer.Option(help="Most tokens of a text; default: four times the context.")
     ] = None,

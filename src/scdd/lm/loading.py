@@ -46,7 +46,7 @@ def load(
     dtype: Dtype | None = None,
     context: int | None = None,
     overrides: Iterable[str] = (),
-    graphs: bool = False,
+    graphs: bool = True,
 ) -> LM:
     """A model ready to write.
 
@@ -57,7 +57,7 @@ def load(
     that takes the checkpoint's weights where the checkpoint cannot rebuild it. `overrides` change the recipe's sampling
     section ("sampling.steps=64"). `dtype` is what is computed in: "bfloat16" by default on a GPU; on a CPU "int8" (the large
     products alone) for a model that is stored so, where the CPU has instructions for it, and else "float32". A seed keeps
-    its text within a dtype. `graphs=True`: on a GPU, steps are captured as CUDA graphs (`LM.graphs`).
+    its text within a dtype. `graphs=False`: on a GPU, steps are launched kernel by kernel (`LM.graphs`).
     """
     changes = (overrides,) if isinstance(overrides, str) else tuple(overrides)
     if context is not None:

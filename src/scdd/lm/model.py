@@ -72,7 +72,7 @@ class LM:
     """Weights, a process, a tokenizer, and the defaults of sampling and repair that the model comes with."""
 
     channel: Channel | None = None  # parameters of repair by edits that the model comes with
-    graphs: bool = False
+    graphs: bool = True
     """On a GPU, replay captured steps (`samplers.graphs`); false launches every kernel by itself. The texts are the same."""
     chat_template: str | None = None  # the Jinja template of a model that was fine-tuned on chats (`lm.chat.answer`)
 

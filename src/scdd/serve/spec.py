@@ -42,7 +42,7 @@ class ServeSpec:
     batch: int | None = None
     group: int | None = None
     dtype: str | None = None
-    graphs: bool = False
+    graphs: bool = True
 
     def load(self) -> LM:
         """The model, on its device."""

@@ -59,6 +59,8 @@ def for_word(words: Sequence[Word], i: int, lexicon: Lexicon) -> list[Candidate]
     if not word.free or not word.is_word:
         return []
     known = lexicon.knows(word.text)
+    if known and _in_compound(words, i):
+        return []
     options = _known(word, lexicon) if known else _unknown(word, lexicon)
     found = [Candidate(i, i + 1, _cased(word, new), kind) for new, kind in options]
     after = words[i + 1] if i + 1 < len(words) else None
@@ -68,6 +70,12 @@ def for_word(words: Sequence[Word], i: int, lexicon: Lexicon) -> list[Candidate]
         if lexicon.count(joined) >= (FAMILIAR if known and lexicon.knows(after.text) else 1.0):
             found.append(Candidate(i, i + 2, _cased(word, (joined,)), "join"))
     return found
+
+
+def _in_compound(words: Sequence[Word], i: int) -> bool:
+    """Whether a hyphen joins word i to another: what form it has there is the compound's affair ("third-party", "life-long")."""
+    before = i > 0 and words[i - 1].text == "-" and not words[i].gap
+    return before or (i + 1 < len(words) and words[i + 1].text == "-" and not words[i + 1].gap)
 
 
 def _cased(word: Word, new: tuple[str, ...]) -> tuple[str, ...]:
