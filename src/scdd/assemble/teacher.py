@@ -40,7 +40,10 @@ def _network(source: str, found: Bundle, tokenizer: TextTokenizer) -> Network:
     description = found.network
     if description is None or description.get("kind") == GIVEN or (found.hub and description.get("kind") == "import"):
         raise UserError(f"{source} does not describe its network, or by code that is not run: name another teacher.")
-    network = unfilled(description, found.vocab, len(found.network_weights))
+    try:
+        network = unfilled(description, found.vocab, len(found.network_weights))
+    except UserError as error:
+        raise UserError(f"{source}: {str(error).rstrip('.')}; {bundle.CURE}.") from error
     if network.causal:
         raise UserError(f"{source} reads from left to right, and a teacher must see both sides: adapt it first.")
     try:

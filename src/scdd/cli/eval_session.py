@@ -269,6 +269,8 @@ def with_session(on_ray: bool = True) -> Callable[[Callable[..., None]], Callabl
             with world("auto", device if address is None else "cpu") as here:  # join the ranks
                 if address is not None and here.size > 1:
                     raise UserError("--ray and torchrun both share out the work: use one of them.")
+                if address is not None and not graphs:
+                    raise UserError("--no-graphs is not heard on Ray: leave one of the two out.")
                 live = here.is_main and sys.stderr.isatty() and not quiet and not as_json
                 store = Store(out or default_out(given.get("model") or []), here)
                 if here.is_main:

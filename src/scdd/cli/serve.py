@@ -38,7 +38,7 @@ def serve(
     device: o.Device = None,
     dtype: o.Dtype = None,
     compile: Annotated[
-        bool, typer.Option("--compile", help="Compile the network; on a GPU, behind a CUDA graph.")
+        bool, typer.Option("--compile", help="Compile the network; on a GPU, inside a CUDA graph.")
     ] = False,
     graphs: o.Graphs = True,
     max_length: Annotated[

@@ -95,7 +95,7 @@ def multiplies_eight_bits(root: Path = ROOT) -> bool:
 def calm_threads(root: Path = ROOT) -> None:
     """Ask OpenMP, before it is loaded, to let waiting threads sleep; where nobody else runs, after some microseconds.
 
-    Two threads that sleep at once draw a text of the bundled model no sooner than one; those that spin so long, in half of the time. If
+    Two threads that sleep at once draw a text of a small model (7 × 512) no sooner than one; those that spin so long, in half of the time. If
     others come later it takes half as long again as with threads that sleep at once, not fifteen times.
     """
     global _late

@@ -22,7 +22,7 @@ LOOKS = 16
 LENGTH_CREDIT = 0.7
 """The prior of lengths: nats a token that a filling is credited with for being e times as long. Inside a gap every token has less
 to go by the longer the gap is, and without a credit the shortest filling wins too often. With 0.7 the chosen lengths are
-right on average (the bundled model, 20 gaps of 3 to 10 tokens in training articles)."""
+right on average (a DiT of 7 × 512, 20 gaps of 3 to 10 tokens in training articles)."""
 
 
 def start(engine: Engine, gaps: Gaps, num: int, plan: SamplingPlan) -> Run:

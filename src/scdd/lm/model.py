@@ -156,7 +156,7 @@ class LM:
         return self
 
     def compile(self, **options: Any) -> LM:
-        """Compile the network, on a GPU behind a CUDA graph (the first evaluation of each shape takes a while)."""
+        """Compile the network, on a GPU inside a CUDA graph (the first evaluation of each shape takes a while)."""
         compile_network(self.network, **{"fullgraph": self.network.whole_graph, **options})
         if not self.engine.autoregressive:  # whose decoding has a cache, and shapes that grow
             self._graphed = Graphed(self.network)

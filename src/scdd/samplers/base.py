@@ -142,7 +142,7 @@ class Context:
     evaluated: Prediction | None
     """None for samplers that read the network themselves."""
     filters: Filters
-    """The plan's, with a column [B, 1] for the temperature where rows have their own."""
+    """The plan's. The temperature is a column [B, 1] where rows have their own, and on a GPU always for samplers that go by row."""
 
     @property
     def memory(self) -> dict[str, Any]:

@@ -135,7 +135,7 @@ def open_model(
 def weights_hash(lm: LM) -> str:
     """SHA-256 of the weights themselves, PRISM's head included, for models that came without a checksum."""
     checksum = hashlib.sha256()
-    quality = {} if lm.quality is None else lm.quality.state_dict(prefix="quality.")
+    quality = {} if lm.quality is None else lm.quality.state_dict(prefix=bundle.QUALITY)
     for name, value in sorted({**lm.network.state_dict(), **quality}.items()):
         checksum.update(name.encode())
         checksum.update(value.detach().float().cpu().contiguous().numpy().tobytes())

@@ -17,6 +17,7 @@ SPELLINGS = 5  # of a word that nobody knows
 COMMON = 9.0  # log2 count of words that others may have been split into
 FAMILIAR = 6.0  # log2 count of words that a known word may have been meant to be
 RARER = 6.0  # log2 counts by which an alternative may be rarer than the known word that is written
+LETTERS_ALONE = ("spelling", "near", "split")  # kinds of edits that may touch a part of a compound
 DISTANCE_PRICE = 5.0  # in log2 counts, when spellings are ranked before the model sees them
 
 
@@ -59,10 +60,11 @@ def for_word(words: Sequence[Word], i: int, lexicon: Lexicon) -> list[Candidate]
     if not word.free or not word.is_word:
         return []
     known = lexicon.knows(word.text)
-    if known and _in_compound(words, i):
-        return []
     options = _known(word, lexicon) if known else _unknown(word, lexicon)
-    found = [Candidate(i, i + 1, _cased(word, new), kind) for new, kind in options]
+    whole = not in_compound(words, i)
+    found = [Candidate(i, i + 1, _cased(word, new), kind) for new, kind in options if whole or kind in LETTERS_ALONE]
+    if not whole:
+        return found
     after = words[i + 1] if i + 1 < len(words) else None
     apart = after is not None and after.gap == " " and not after.first and not LEANS.fullmatch(after.text)
     if after is not None and apart and after.free and after.is_word:
@@ -72,7 +74,7 @@ def for_word(words: Sequence[Word], i: int, lexicon: Lexicon) -> list[Candidate]
     return found
 
 
-def _in_compound(words: Sequence[Word], i: int) -> bool:
+def in_compound(words: Sequence[Word], i: int) -> bool:
     """Whether a hyphen joins word i to another: what form it has there is the compound's affair ("third-party", "life-long")."""
     before = i > 0 and words[i - 1].text == "-" and not words[i].gap
     return before or (i + 1 < len(words) and words[i + 1].text == "-" and not words[i + 1].gap)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from scdd.lm.edits.candidates import Candidate
+from scdd.lm.edits.candidates import Candidate, in_compound
 from scdd.lm.edits.channel import CONTEXT, Channel, features, shift
 from scdd.lm.edits.draft import Draft
 from scdd.lm.edits.fills import drawn
@@ -89,7 +89,7 @@ class Editor:
         for i in core:
             there = [each for each in candidates if each.first == i < each.last]
             doubted = doubt[i] > DRAW_DOUBT and words[i].free and words[i].is_word and self.lexicon.knows(words[i].text)
-            if doubted and all(c.kind == "fill" for c in there):
+            if doubted and not in_compound(words, i) and all(c.kind == "fill" for c in there):
                 candidates += [
                     each
                     for each in drawn(reader, words, i, self.lexicon, self.seed)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from scdd.lm.edits import grammar
-from scdd.lm.edits.candidates import Candidate, deletions, for_word, may_insert, swaps
+from scdd.lm.edits.candidates import Candidate, deletions, for_word, in_compound, may_insert, swaps
 from scdd.lm.edits.lexicon import Lexicon
 from scdd.lm.edits.reading import Answer, Query, Reader
 from scdd.lm.edits.words import Word, cased_like
@@ -149,7 +149,7 @@ def _fills(
     word = words[i]
     own, there = table[reader.tokens(word.read)[0]], {each.new for each in options}
     found: list[Candidate] = []
-    if not word.is_word or len(word.text) < 2:
+    if not word.is_word or len(word.text) < 2 or in_compound(words, i):
         return found
     for token, log_p in top:
         text = reader.engine.tokenizer.token(token).strip()
