@@ -77,7 +77,7 @@ def test_every_shipped_recipe_that_starts_from_a_model_trains_it(name: str, pare
     data = [*([] if pairs else ["data.kind=text"]), f"data.path={tmp_path / 'data.jsonl'}"]
     soon = ["training.warmup_steps=1", f"training.grow_attention={min(1, spec.training.grow_attention)}"]
     if name == "adapt/student":  # whose blocks and teacher are test_teacher's
-        soon += ["model.depth=null", "objective.teacher=null"]
+        soon += ["model.layers=null", "objective.teacher=null"]
     spec = load(name, [*data, *small, f"training.start_from={parent}", *soon])
     corpus = build.corpus(spec)
     assert corpus.tokenizer.hash == tiny.tokenizer().hash
