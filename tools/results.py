@@ -35,7 +35,7 @@ def report() -> str:
             "## SmolLM2-135M, made self-correcting\n",
             *tables_of(ADAPTED, "Likelihood", "Recovery", "Zero-shot", "Generation"),
             "## The bundled model, fourteen of its blocks\n",
-            *tables_of(STUDENT, "Likelihood", "Recovery", "Generation"),
+            *tables_of(STUDENT, "Likelihood", "Recovery", "Repair", "Generation"),
         ]
     )
 
