@@ -60,6 +60,15 @@ def test_addresses_that_cannot_be_are_refused_at_once(
     assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
 
 
+def test_what_workers_would_not_hear_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["eval", "likelihood", "--no-graphs", "--ray"]) == 2
+    assert capsys.readouterr().err == "error: --no-graphs is not heard on Ray: leave one of the two out.\n"
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb[0])
 def test_one_sentence_says_what_to_install(
     verb: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any

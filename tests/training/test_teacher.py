@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import asdict
 from pathlib import Path
@@ -111,6 +112,11 @@ def test_what_cannot_teach_is_refused_in_a_sentence(tmp_path: Path, model: Path)
     write(tmp_path / "other", identity, {})
     with pytest.raises(UserError, match="has another tokenizer than the data"):
         student(tmp_path, model, f"objective.teacher.source={tmp_path / 'other'}")
+    facts = json.loads((causal / "meta.json").read_text(encoding="utf-8"))
+    facts["network"]["depth"] = 9999  # nothing so large is built to find out
+    (causal / "meta.json").write_text(json.dumps(facts), encoding="utf-8")
+    with pytest.raises(UserError, match=r"source: \S*causal: it says 9999 blocks and has \d+ weights; "):
+        student(tmp_path, model, f"objective.teacher.source={causal}")
     with pytest.raises(UserError, match=r"model\.depth is 9, and the model has 4 blocks"):
         student(tmp_path, model, "model.depth=9")
     with pytest.raises(UserError, match=r"objective\.ar_steps 6 is all of training\.steps 6"):
