@@ -35,7 +35,7 @@ Device = Annotated[str | None, typer.Option(help="cuda or cpu; cuda where there 
 Graphs = Annotated[
     bool,
     typer.Option(
-        "--graphs/--no-graphs", help="On a GPU, replay captured steps: one launch each; the texts are the same."
+        "--graphs/--no-graphs", help="On a GPU, replay captured steps: one launch each, meant to give the same texts."
     ),
 ]
 Dtype = Annotated[
