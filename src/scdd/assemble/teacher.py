@@ -10,8 +10,7 @@ from scdd.core.errors import UserError, at
 from scdd.data.tokenizer import TextTokenizer
 from scdd.models.compiled import compile_network
 from scdd.models.foreign import GIVEN
-from scdd.models.network import Network
-from scdd.models.options import unfilled
+from scdd.models.network import Network, unfilled
 from scdd.objectives.options import TeacherOptions
 from scdd.objectives.teacher import Distillation
 

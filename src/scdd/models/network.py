@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from scdd.core.errors import UserError
 from scdd.core.types import Head, Vocab
+from scdd.models.options import make_network
 
 
 def dense_logits(hidden: Tensor, head: Head, z_t: Tensor) -> Tensor:
@@ -84,3 +86,12 @@ class Network(nn.Module, ABC):
     def logits(self, z_t: Tensor, t: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
         """[B, L, V] float32 with −inf at the mask. For tests and small work: hot paths use `hidden`, `head` and ops."""
         return dense_logits(self.hidden(z_t, t, documents), self.head, z_t)
+
+
+def unfilled(description: Mapping[str, Any], vocab: Vocab, weights: int) -> Network:
+    """The network that plain data describes, to be given as many weights: nothing is drawn only to be written over."""
+    depth = description.get("depth")
+    if isinstance(depth, int) and depth > weights:
+        raise UserError(f"it says {depth} blocks and has {weights} weights")
+    with torch.device("meta"):
+        return make_network(description, vocab)

@@ -354,14 +354,3 @@ def make_network(description: Mapping[str, Any], vocab: Vocab, generator: torch.
         return build(LlamaConfig(**values), vocab, generator)
     except TypeError as error:
         raise UserError(f"the network's description does not fit its kind {kind} ({reason(error)[:200]}).") from error
-
-
-def unfilled(description: Mapping[str, Any], vocab: Vocab, weights: int) -> Network:
-    """The network that plain data describes, to be given as many weights: nothing is drawn only to be written over."""
-    depth = description.get("depth")
-    if isinstance(depth, int) and depth > weights:
-        raise UserError(f"it says {depth} blocks and has {weights} weights")
-    import torch  # not above: the command line reads the options without it
-
-    with torch.device("meta"):
-        return make_network(description, vocab)
