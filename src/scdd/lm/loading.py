@@ -16,6 +16,7 @@ from scdd.lm.model import LM
 from scdd.lm.options import Dtype, RepairOptions
 from scdd.lm.rows import check_whole
 from scdd.models.heads import QualityHead
+from scdd.models.network import Network, unfilled
 from scdd.processes.autoregressive import Autoregressive
 from scdd.processes.base import Process, make_process, process_of_kind
 from scdd.processes.options import PROCESSES, MdlmOptions, NoisyOptions
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from scdd.core.types import Vocab
-    from scdd.models.network import Network, unfilled
     from scdd.processes.noise import Noise
 
 CONTEXT = 512  # for converted checkpoints, which do not say how long their rows were
