@@ -95,7 +95,8 @@ def _by_stage(parts: Sequence[Part], place: Place) -> list[Task]:
 
 
 def _by_run(parts: Sequence[Part], place: Place) -> list[Task]:
-    """Data, then the run that judges, which stays, then a turn for each seed."""
+    """Data, then the run that judges, which stays, then the first seed, whose tuning the others use, then these: seed by seed,
+    and what has most to do first, so that no process is left with it alone."""
     judges = {f"{asked['training']}/seed-{asked['seed']}" for part in parts
               if (asked := part.settings.get("reference")) and "training" in asked}  # fmt: skip
     first = {part.run: part.run for part in parts if part.training}  # of each family of runs that share weights, one
@@ -111,17 +112,18 @@ def _by_run(parts: Sequence[Part], place: Place) -> list[Task]:
             if other in first and other not in judges and need.startswith("train/") and part.run not in judges:
                 first[family(other)] = family(part.run)
     seeds = sorted({part.seed for part in parts if part.training and part.run not in judges})
-    grouped: dict[tuple[int, str], list[Part]] = {}
+    grouped: dict[tuple[int, int, str], list[Part]] = {}
     for part in parts:
         if not part.training:
-            key = 0, part.name
+            key = 0, 0, part.name
         elif part.run in judges:
-            key = 1, part.run
+            key = 1, 0, part.run
         else:
-            key = 2 + seeds.index(part.seed), family(part.run)
+            key = 2 if part.seed == seeds[0] else 3, seeds.index(part.seed), family(part.run)
         grouped.setdefault(key, []).append(part)
     tasks = []
-    for (turn, name), members in grouped.items():
+    for key in sorted(grouped, key=lambda key: (*key[:2], -len(grouped[key]))):
+        members, turn, name = grouped[key], key[0], key[2]
         runs = tuple(dict.fromkeys(part.run for part in members)) if turn > 1 else ()
         ordered = tuple(sorted(members, key=lambda part: STAGES.index(part.stage)))
         tasks.append(Task("+".join(runs) or name, turn, ordered, place, runs))

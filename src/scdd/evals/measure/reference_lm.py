@@ -110,7 +110,7 @@ class HubReferenceLM:
 
     def score(self, texts: Sequence[str], watch: Watch = unwatched) -> list[TextNats]:
         """Nats of every token but the first."""
-        ids = [self._tokens(text) for text in texts]
+        ids = self._tokens(texts)
         due = [(i, w) for i, row in enumerate(ids) if len(row) > 1 for w in windows(len(row), self.context)]
         due.sort(key=lambda item: item[1].stop - item[1].start)  # little padding
         nats, waiting = [0.0] * len(texts), Counter(i for i, _ in due)
@@ -127,27 +127,45 @@ class HubReferenceLM:
     def _window_nats(self, ids: list[list[int]], batch: Sequence[tuple[int, Window]]) -> list[float]:
         rows = [ids[i][w.start : w.stop] for i, w in batch]
         tokens, real = self._padded(rows)
-        logits = self.model(input_ids=tokens, attention_mask=real).logits[:, :-1].float()
-        losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), tokens[:, 1:], reduction="none")
+        with _tensor_cores(self.device):
+            logits = self.model(input_ids=tokens, attention_mask=real).logits[:, :-1].float()
+        losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
+        found = losses.view(len(rows), -1).double().cpu()  # one wait for the GPU a batch
         begins = [max(w.fresh - w.start, 1) - 1 for _, w in batch]
-        return [float(losses[r, begin : len(rows[r]) - 1].double().sum()) for r, begin in enumerate(begins)]
+        return [float(found[r, begin : len(rows[r]) - 1].sum()) for r, begin in enumerate(begins)]
 
     @torch.no_grad()
     def features(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """The last hidden state at each text's last token, for MAUVE; texts are cut to the context."""
         states = []
-        for text in texts:
-            tokens, real = self._padded([(self._tokens(text) or [0])[: self.context]])
+        for ids in self._tokens(texts):
+            tokens, real = self._padded([(ids or [0])[: self.context]])
             out = self.model(input_ids=tokens, attention_mask=real, output_hidden_states=True)
             states.append(out.hidden_states[-1][0, -1].float().cpu().numpy())
         return np.stack(states)
 
-    def _tokens(self, text: str) -> list[int]:
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
+    def _tokens(self, texts: Sequence[str]) -> list[list[int]]:
+        found = iter(
+            self.tokenizer([text for text in texts if text], add_special_tokens=False)["input_ids"]
+            if any(texts)
+            else ()
+        )
+        return [list(next(found)) if text else [] for text in texts]
 
     def _padded(self, rows: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
         tensors = [torch.tensor(row, device=self.device) for row in rows]
         return pad_sequence(tensors, True), pad_sequence([torch.ones_like(row) for row in tensors], True)
+
+
+@contextlib.contextmanager
+def _tensor_cores(device: torch.device) -> Iterator[None]:
+    """Products of float32 on a GPU's tensor cores, rounded to ten bits: some 1e-4 nats a token, and three times as fast."""
+    settings = torch.backends.cuda.matmul
+    before, settings.allow_tf32 = settings.allow_tf32, settings.allow_tf32 or device.type == "cuda"
+    try:
+        yield
+    finally:
+        settings.allow_tf32 = before
 
 
 def _loaded(name: str, device: torch.device) -> tuple[Any, Any]:
