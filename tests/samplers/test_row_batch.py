@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
@@ -30,7 +31,7 @@ from scdd.samplers.gidd_correct import GiddCorrect
 from scdd.samplers.last_pass import argmax
 from scdd.samplers.loop import BatchRow, RowBatch, TokenRows, sample_loop
 from scdd.samplers.options import Final, SamplingOptions
-from scdd.samplers.plan import SamplingPlan
+from scdd.samplers.plan import SamplingPlan, Walk
 from scdd.samplers.remdm import Remdm
 from scdd.samplers.threshold import Threshold
 from scdd.schedules.masked import Masked
@@ -292,6 +293,27 @@ def test_samplers_of_ones_own_walk_with_those_they_began_with() -> None:
     assert [told(f[:4], f[4:], 0, 9) for f in sample_loop(m, asks[0].plan, asks[0].rows, asks[0].rng)][-1][0] == 5
     causal = replace(m, process=Autoregressive(VOCAB))
     assert not RowBatch(causal, replace(asks[0].plan, sampler=Ar()))._by_row
+
+
+def test_a_walks_table_lies_where_its_levels_are() -> None:
+    """One for all rows is brought to the device before the table is made: times and levels must be together."""
+    m, ask = model(NOISY), asked(Patient(), "ancestral")[0]
+    walk = Walk.of(m, ask.plan, torch.ones((1, 4), dtype=torch.bool))
+    reals, _ = walk.to(torch.device("meta")).table()
+    assert reals.device.type == "meta"
+    assert reals.shape == walk.table()[0].shape
+
+
+@pytest.mark.gpu
+def test_samplers_that_see_one_step_for_all_rows_walk_on_a_gpu() -> None:
+    m, ask = model(NOISY), asked(Patient(), "ancestral")[0]
+    there = replace(m, denoiser=copy.deepcopy(m.denoiser).to("cuda"))  # type: ignore[attr-defined]
+    on_gpu = replace(ask, z=ask.z.cuda(), frozen=ask.frozen.cuda())
+    found, wanted = ([frame.tokens.cpu() for frame in sample_loop(net, each.plan, each.rows, each.rng)]
+                     for net, each in ((there, on_gpu), (m, ask)))  # fmt: skip
+    assert len(found) == len(wanted) == 5
+    assert torch.equal(found[0], wanted[0])  # it waits
+    assert not (found[-1] == VOCAB.mask_id).any()
 
 
 @dataclass(frozen=True)

@@ -149,10 +149,10 @@ class Walk:
     def table(self) -> tuple[Tensor, Tensor]:
         """All steps: t, s and the levels at both, [S, 14] float64; number, total and phase, [S, 3] int64. See `columns`."""
         grid = sum(phase in (WALK, LAST) for phase in self.phases)
-        begin = torch.tensor([*range(grid), *[-1] * (len(self) - grid)], dtype=torch.int64)
-        end = torch.where(begin < 0, begin, begin + 1)
-        times = torch.tensor(self.times, dtype=torch.float64)
         levels = torch.stack(self.levels, dim=1)
+        begin = torch.tensor([*range(grid), *[-1] * (len(self) - grid)], dtype=torch.int64, device=levels.device)
+        end = torch.where(begin < 0, begin, begin + 1)
+        times = torch.tensor(self.times, dtype=torch.float64, device=levels.device)
         numbers = [(i + 1, len(self), phase) for i, phase in enumerate(self.phases)]
         reals = torch.cat([times[begin, None], times[end, None], levels[begin], levels[end]], dim=1)
         return reals, torch.tensor(numbers, dtype=torch.int64).reshape(-1, 3)
