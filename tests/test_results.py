@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shutil
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from scdd.cli.main import main
 from scdd.evals.report.sections import gather
 from tests import shown
 
 ROOT = Path(__file__).parents[1]
+SMALL = ROOT / "docs" / "results" / "small"
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +49,16 @@ def test_numbers_that_are_told_were_measured(results: ModuleType, where: str) ->
         head = (ROOT / where).read_text(encoding="utf-8").split("**Compare.**")[1].split("**Measure.**")[0]
     said = set(re.findall(r"\d+\.?\d* ± \d+\.?\d*", head))
     assert len(said) > 10, "claims are told with their numbers"
-    assert {number for number in said if number not in below} == set()
+    measured = below + (SMALL / "report.md").read_text(encoding="utf-8")
+    assert {number for number in said if number not in measured} == set()
+
+
+def test_the_small_scales_report_is_made_of_its_published_numbers(tmp_path: Path) -> None:
+    """The command that the page names, on the records alone."""
+    shutil.copy(SMALL / "records.jsonl", tmp_path)
+    assert main(["reproduce", "small", "--out", str(tmp_path), "--report"]) == 0
+    for name in ("report.md", "records.jsonl"):
+        assert (tmp_path / name).read_text(encoding="utf-8") == (SMALL / name).read_text(encoding="utf-8")
 
 
 def test_runs_were_of_one_budget(results: ModuleType) -> None:

@@ -12,7 +12,7 @@ from scdd.bundle import folder as bundle
 from scdd.core.errors import UserError
 from scdd.core.files import CONFIG_LIMIT, read_text
 from scdd.data.files import make_folder, write_atomically, write_json
-from scdd.reproduce.parts import Part, run_folder
+from scdd.reproduce.parts import Part, movable, run_folder
 
 FORMAT = 1
 FOLDER, TOGETHER = "records", "records.jsonl"
@@ -65,7 +65,7 @@ class Records:
 
     def write(self, part: Part, result: Mapping[str, Any], made: Mapping[str, Any]) -> None:
         """Note that a part is finished."""
-        about = {name: getattr(part, name) for name in KEYS} | {"settings": dict(part.settings)}
+        about = {name: getattr(part, name) for name in KEYS} | {"settings": movable(part.settings)}
         if part.kind == "train":  # its folders are of this machine
             about["settings"] = {name: part.settings[name] for name in ("recipe", "steps")}
         make_folder(self.folder)
