@@ -106,6 +106,9 @@ def test_rows_join_captured_batches(case: str) -> None:
     for _ in range(3):
         assert together(with_graphs, asks, width=16) == wanted
     assert again.replays
+    few = together(plain, asks, width=16, fewer=(1, 2))
+    for _ in range(3):
+        assert together(with_graphs, asks, width=16, fewer=(1, 2)) == few
 
 
 def test_batches_that_take_turns_keep_their_rows() -> None:
@@ -377,6 +380,8 @@ def test_rows_join_replayed_batches(case: str) -> None:
     for i, ask in enumerate(asks):
         [lone] = together(with_graphs, [replace(ask, joins=0)], width=16)
         assert [each[4] for each in lone] == [each[4] for each in whole[0][i]]
+    few = [together(m, asks, width=16, fewer=(1, 2, 4)) for m in (plain, with_graphs, with_graphs)]
+    assert few[0] == few[1] == few[2], "whatever so few rows round to, a replay is the step"
 
 
 @pytest.mark.gpu

@@ -133,9 +133,9 @@ def alone(m: Model, ask: Asked) -> Told:
     return [told(frame[:4], frame[4:], 0, len(ask.z), ask.plan.record) for frame in frames]
 
 
-def together(m: Model, asks: list[Asked], width: int | None = None) -> list[Told]:
+def together(m: Model, asks: list[Asked], width: int | None = None, fewer: tuple[int, ...] = ()) -> list[Told]:
     """All of them, each joining when it is due; rows that end leave at once."""
-    batch, found = RowBatch(m, asks[0].plan, width), [Told() for _ in asks]
+    batch, found = RowBatch(m, asks[0].plan, width, None, fewer), [Told() for _ in asks]
     at: dict[int, int] = {}
     waiting, clock = list(enumerate(asks)), 0
 
@@ -242,6 +242,24 @@ def test_one_evaluation_serves_all_rows() -> None:
     together(replace(m, denoiser=Counted()), asks)  # type: ignore[arg-type]
     assert len(calls) == 6
     assert any(len(set(times)) > 2 for times in calls), "rows at different times in one evaluation"
+
+
+def test_few_rows_take_few_places() -> None:
+    """Evaluations have the least number of rows that holds who is there, of those that are allowed."""
+    m, sizes = model(NOISY), []
+
+    class Counted:
+        vocab, head = m.denoiser.vocab, m.denoiser.head
+
+        def hidden(self, z_t: Tensor, t: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
+            sizes.append(len(z_t))
+            return m.denoiser.hidden(z_t, t, documents)
+
+    asks = [replace(a, plan=replace(a.plan, rows_per_forward=8)) for a in asked(Ancestral(), "ancestral")]
+    found = together(replace(m, denoiser=Counted()), asks, width=16, fewer=(1, 3))  # type: ignore[arg-type]
+    assert sizes == [3, 3, 3, 8, 3, 1]
+    wanted = together(m, asks, width=16)
+    assert [[each[4] for each in row] for row in found] == [[each[4] for each in row] for row in wanted]
 
 
 def test_a_width_of_ones_own_masks_padding_always() -> None:

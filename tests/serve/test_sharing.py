@@ -71,8 +71,22 @@ def test_a_group_of_its_own_size_is_filled_up_for_any_number_of_texts(lm: LM) ->
     from scdd.serve.sharing import Sharing
 
     sharing = Sharing(lm, 4)
-    assert {sharing.shape(length) for length in (3, 11, 40)} == {(None, 40, 4)}
-    assert [sharing.evaluations(sharing.shape(9), rows) for rows in (1, 4, 9)] == [(1, 4), (1, 4), (3, 12)]
+    [shape] = {sharing.shape(length) for length in (3, 11, 40)}
+    assert shape[:3] == (None, 40, 4)
+    whole = shape._replace(fewer=())
+    assert [sharing.evaluations(whole, rows) for rows in (1, 4, 9)] == [(1, 4), (1, 4), (3, 12)]
+
+
+def test_few_rows_are_evaluated_among_few_where_that_changes_no_bit(lm: LM) -> None:
+    from scdd.serve.sharing import Shape, Sharing
+
+    shape = Shape(None, 40, 64, (1, 16))
+    assert [shape.size(rows) for rows in (1, 2, 16, 17, 64, 65)] == [1, 16, 16, 64, 64, 64]
+    sharing = Sharing(lm, 64)
+    assert [sharing.evaluations(shape, rows) for rows in (1, 9, 17, 65)] == [(1, 1), (1, 16), (1, 64), (2, 128)]
+    assert Sharing(lm, 4).shape(32).fewer == (1,)
+    by_number = Sharing(fickle(lm), 4).shape(32)
+    assert (by_number.rows, by_number.fewer) == (4, ()), "these round by how many they are"
 
 
 def test_widths_are_few(lm: LM) -> None:

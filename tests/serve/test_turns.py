@@ -161,7 +161,8 @@ def test_a_fixed_shape_gives_the_same_texts_for_mixed_lengths(lm: LM) -> None:
     assert drawn(1) == apart
     together = service.meters.evaluations._value.get() - before
     assert together < 0.6 * before
-    assert service.meters.evaluated_rows._value.get() == 4 * service.meters.evaluations._value.get()
+    evaluations, rows = (service.meters.evaluations._value.get(), service.meters.evaluated_rows._value.get())
+    assert evaluations < rows < 4 * evaluations, "one row or four at a time"
 
 
 def test_a_short_request_beside_a_long_one_takes_its_own_steps(service: Service) -> None:

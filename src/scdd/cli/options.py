@@ -33,10 +33,7 @@ Process = Annotated[
 ]
 Device = Annotated[str | None, typer.Option(help="cuda or cpu; cuda where there is one.")]
 Graphs = Annotated[
-    bool,
-    typer.Option(
-        "--graphs/--no-graphs", help="On a GPU, replay captured steps: one launch each, meant to give the same texts."
-    ),
+    bool, typer.Option("--graphs/--no-graphs", help="On a GPU, replay captured steps: one launch each, the same texts.")
 ]
 Dtype = Annotated[
     str | None,

@@ -73,7 +73,7 @@ class LM:
 
     channel: Channel | None = None  # parameters of repair by edits that the model comes with
     graphs: bool = True
-    """On a GPU, replay captured steps (`samplers.graphs`); false launches every kernel by itself. The texts are meant to be the same."""
+    """On a GPU, replay captured steps (`samplers.graphs`); false launches every kernel by itself. The texts are the same."""
     chat_template: str | None = None  # the Jinja template of a model that was fine-tuned on chats (`lm.chat.answer`)
 
     def __init__(

@@ -134,7 +134,7 @@ class StepGraphs:
         if any(each is not None and each.other_nucleus for each in (now.filters, plan.draw_filters)):
             return "the nucleus picks rows on the host"
         head, (rows, columns) = batch.model.denoiser.head, now.state.tokens.shape
-        most = min(rows, plan.rows_per_forward or rows) * columns * padded(head.vocab.size)
+        most = min(rows, batch.rows_per_forward or rows) * columns * padded(head.vocab.size)
         return "there are too many logits to keep" if most * head.weight.element_size() > KEEP_BYTES else None
 
     def step(self, batch: RowBatch, phases: tuple[int, ...]) -> Seen:
@@ -233,7 +233,7 @@ def _made_by(model: Model) -> list[object]:
 
 def _capacity(batch: RowBatch) -> int:
     """Rows rounded up to whole groups."""
-    rows, size = len(batch.rows), batch.plan.rows_per_forward
+    rows, size = len(batch.rows), batch.rows_per_forward
     return rows if size is None else -(-rows // size) * size
 
 
@@ -245,7 +245,7 @@ def _steps(now: Present) -> int:
 def _made(batch: RowBatch) -> _Shape:
     """Tensors for batches like this one, in which nobody is yet."""
     now, rows, columns = batch.present, _capacity(batch), batch.present.state.tokens.shape[1]
-    device, size = now.keys.device, batch.plan.rows_per_forward or rows
+    device, size = now.keys.device, batch.rows_per_forward or rows
 
     def empty(like: Tensor, count: int = rows) -> Tensor:
         return torch.zeros((count, *like.shape[1:]), dtype=like.dtype, device=device)

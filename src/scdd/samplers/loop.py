@@ -127,12 +127,18 @@ class RowBatch:
     """Rows that share network evaluations, each at its own step of its own walk."""
 
     def __init__(
-        self, model: Model, plan: SamplingPlan, width: int | None = None, grouping: Grouping | None = None
+        self,
+        model: Model,
+        plan: SamplingPlan,
+        width: int | None = None,
+        grouping: Grouping | None = None,
+        fewer: Sequence[int] = (),
     ) -> None:
         """For rows of plans that agree with `plan` (`takes`). `width`: rows are padded to so many columns and their padding is
         masked always, so that on a GPU a row's numbers do not depend on the lengths of others; None: to the longest row's.
-        `grouping`: which rows are evaluated together, where the caller knows what rounds alike; None: as the plan says."""
-        self.model, self.plan, self.width, self._grouping = model, plan, width, grouping
+        `grouping`: which rows are evaluated together, where the caller knows what rounds alike; None: as the plan says.
+        `fewer`: numbers of rows, ascending, that round as the plan's `rows_per_forward` do: the least that holds all rows is used."""
+        self.model, self.plan, self.width, self._grouping, self._fewer = model, plan, width, grouping, tuple(fewer)
         self.rows: list[BatchRow] = []
         self.present: Present
         self.place: Any = None  # whose tensors the rows are in (`graphs`), until others come or go
@@ -197,6 +203,11 @@ class RowBatch:
         return seen
 
     @property
+    def rows_per_forward(self) -> int | None:
+        """Of every evaluation of the rows that are here now, filled up."""
+        return next((size for size in self._fewer if size >= len(self.rows)), self.plan.rows_per_forward)
+
+    @property
     def seen(self) -> Seen:
         """The rows as they stand, nothing having moved."""
         return shown(self.present.state, torch.zeros_like(self.present.state.tokens, dtype=torch.int8))
@@ -248,7 +259,7 @@ class RowBatch:
     def _grouped(self, state: State, lengths: Sequence[int]) -> tuple[Group, ...]:
         if self._grouping is not None:
             return self._grouping(lengths)
-        return row_groups(state.tokens, lengths, self.plan.rows_per_forward, self.width is not None)
+        return row_groups(state.tokens, lengths, self.rows_per_forward, self.width is not None)
 
 
 def advance(

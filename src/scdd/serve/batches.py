@@ -143,7 +143,7 @@ class Batches:
         for old in [live for live in self._lives if not live.entries][:-EMPTY]:
             self._lives.remove(old)
         grouping = self._sharing.groups if self._sharing.grouping else None
-        batch = RowBatch(replace(model, denoiser=self._denoiser), plan, shape.width, grouping)
+        batch = RowBatch(replace(model, denoiser=self._denoiser), plan, shape.width, grouping, shape.fewer)
         self._lives.append(Live(batch, model.process, shape, owner))
         return self._lives[-1]
 

@@ -4,7 +4,8 @@ Whether a matrix product rounds a row otherwise in company depends on the machin
 it is tried, on random rows, before rows of some length are first evaluated k at a time, and k is used for that length only if
 everything that a sampler can see of them agrees bit by bit. On a CPU, k rows together must be what they are one by one. On a
 GPU every evaluation has k rows of one of a few widths, filled up, since other shapes mean other kernels; there a row must be the
-same in every place, which it is not where a library divides a product of few tiles among all processors.
+same in every place, which it is not where a library divides a product of few tiles among all processors. Where rows are few, fewer
+than k are evaluated, if a row is the same among so many as among k.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from scdd.samplers.prediction import Group, Prediction, row_groups
 
 log = logging.getLogger("scdd.serve")
 SIZES = (8, 4, 2)  # of groups
+FEW = (1, 4, 16)  # rows of evaluations on a GPU, tried besides the usual number
+TRIALS = 8  # evaluations of so few
 NARROW, FRAME = 128, 8  # the least width has so many columns for text, and room for its frame
 FILTERS = Filters(top_p=0.9)
 
@@ -36,6 +39,12 @@ class Shape(NamedTuple):
     width: int | None = None
     rows: int | None = None
     """Of every evaluation, filled up; None: as many as `Sharing.groups` finds."""
+    fewer: tuple[int, ...] = ()
+    """Rows of evaluations that give the same bits as `rows` do, ascending."""
+
+    def size(self, rows: int) -> int | None:
+        """Of the evaluations for so many rows: the least number that holds them all, or `rows` a time."""
+        return next((size for size in self.fewer if size >= rows), self.rows)
 
 
 class Sharing:
@@ -44,7 +53,7 @@ class Sharing:
     def __init__(self, lm: LM, fixed: int | None) -> None:
         """`fixed`: evaluate this many rows always, filled up (a GPU), or more where these do not agree."""
         self._lm, self._fixed = lm, fixed
-        self._tried: dict[tuple[int, int], bool] = {}
+        self._tried: dict[tuple[int, ...], bool] = {}
         self._able = (fixed is not None or lm.device.type == "cpu") and not lm.engine.autoregressive
 
     def shape(self, length: int) -> Shape:
@@ -54,7 +63,9 @@ class Sharing:
         width = self._width(length)
         sizes = (self._fixed, 2 * self._fixed, 4 * self._fixed)  # or the next that agrees; one row always does
         size = next((k for k in sizes if k == 1 or self._agrees(k, width)), 1)
-        return Shape(length, rows=1) if size == 1 else Shape(None, width, size)
+        if size == 1:
+            return Shape(length, rows=1)
+        return Shape(None, width, size, tuple(k for k in FEW if k < size and self._few_agree(k, size, width)))
 
     def _width(self, length: int) -> int:
         """Few of them, so that texts of many lengths share: 136 columns, 264, 520, … up to the context."""
@@ -83,10 +94,11 @@ class Sharing:
         if self.grouping:
             assert shape.length is not None
             return len(self.groups([shape.length] * rows)), rows
-        if shape.rows is None or not self._able:
+        size = shape.size(rows)
+        if size is None or not self._able:
             return 1, rows
-        calls = -(-rows // shape.rows)
-        return calls, calls * shape.rows
+        calls = -(-rows // size)
+        return calls, calls * size
 
     def _agrees(self, size: int, length: int) -> bool:
         if (size, length) not in self._tried:
@@ -109,6 +121,20 @@ class Sharing:
             for k in (0, 1)
         )
         return all(torch.equal(a[real], b.roll(-1, 0)[real]) for a, b in zip(here, next_, strict=True))
+
+    def _few_agree(self, few: int, size: int, width: int) -> bool:
+        """Rows of all lengths, among so few and among the usual number. Places agree already."""
+        tried = few, size, width
+        if tried not in self._tried:
+            z, u = self._random(size, width)
+            lengths = [width - i % (width // 2) for i in range(size)]
+            real = torch.arange(width, device=z.device) < torch.tensor(lengths, device=z.device)[:, None]
+            rows = min(size, TRIALS * few)
+            usual = self._seen(z, u, row_groups(z, lengths, size, masked=True))
+            z, u, real, lengths = z[:rows], u[:rows], real[:rows], lengths[:rows]
+            found = self._seen(z, u, row_groups(z, lengths, few, masked=True))
+            self._tried[tried] = all(torch.equal(a[real], b[:rows][real]) for a, b in zip(found, usual, strict=True))
+        return self._tried[tried]
 
     def _rows_agree(self, size: int, length: int) -> bool:
         """Together and one by one."""
