@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -99,6 +100,7 @@ def test_distance_and_neighbours_are_those_of_the_definition() -> None:
 
 def test_easy_slips() -> None:
     assert all(easy(a, b) for a, b in (("teh", "the"), ("runing", "running"), ("becouse", "because"), ("rhe", "the")))
+    assert easy("importand", "important")
     assert not any(easy(a, b) for a, b in (("the", "the"), ("zhe", "the"), ("abc", "xyz"), ("thex", "the")))
 
 
@@ -157,6 +159,26 @@ def test_candidates_of_words() -> None:
         "study",
         "studying",
     ]
+
+
+def test_words_that_are_formed_by_rule() -> None:
+    some = Lexicon(
+        dict.fromkeys(["locksmith", "night", "paddle", "boat", "new", "rinse", "grit", "lord"], 5.0) | {"rare": 2.0}
+    )
+    for word in (
+        "locksmiths",
+        "overnight",
+        "paddleboat",
+        "newish",
+        "rinses",
+        "gritted",
+        "nightly",
+        "rinser",
+        "paddleboat's",
+    ):
+        assert grammar.formed(word, some), word
+    for word in ("becouse", "locksmihts", "rares", "newboat", "x", ""):  # of a rare word, of halves that are too short
+        assert not grammar.formed(word, some), word
 
 
 def for_join(text: str) -> set[tuple[tuple[str, ...], str]]:
@@ -243,6 +265,20 @@ def test_features_are_log_likelihood_ratios(lm: LM) -> None:
         assert values["tokens"] == len(new) - len(old)
         assert set(values) == set(FEATURES)
     assert found[0]["distance"] == osa("river", "falcon")
+    assert found[0]["letters"] == pytest.approx(math.log(5))
+    assert found[0]["around"] == pytest.approx(math.log(1.5))
+
+
+def test_features_of_a_word_that_is_in_no_list(lm: LM) -> None:
+    words = cut("The rivers and the rivr: the rivr runs.")
+    spellings = [Candidate(i, i + 1, ("river",), "spelling") for i in (1, 4, 7)]
+    assert [words[each.first].text for each in spellings] == ["rivers", "rivr", "rivr"]
+    doubt = [float(i) for i in range(len(words))]
+    found = features(Reader(lm.engine), words, spellings, SMALL, doubt)
+    assert [each["formed"] for each in found] == [1.0, 0.0, 0.0]
+    assert [each["again"] for each in found] == [0.0, 1.0, 1.0]  # who writes a word twice means it
+    others = [value for i, value in enumerate(doubt) if words[i].is_word and i != 4]
+    assert found[1]["around"] == pytest.approx(math.log1p(sum(others) / len(others)))
 
 
 def test_doubts_are_those_of_the_visible_text(lm: LM) -> None:
@@ -307,6 +343,8 @@ def test_the_models_own_fillings_follow_from_the_seed(lm: LM) -> None:
     every = [drawn(Reader(lm.engine), words, 2, known, seed) for seed in range(3)]
     assert every == [drawn(Reader(lm.engine), words, 2, known, seed) for seed in range(3)]
     assert all(each.kind == "fill" and (each.first, each.last) == (2, 3) for found in every for each in found)
+    assert any(every)
+    assert all(len(each.new) == 1 and known.knows(each.new[0]) for found in every for each in found)
 
 
 def test_parameters_are_checked_and_a_model_brings_its_own(lm: LM, tmp_path: Path) -> None:
