@@ -140,9 +140,12 @@ def test_candidates_of_words() -> None:
     assert (("there",), "join") in for_join("the re")
     assert of("he met Pasteur", 2) == set()
     assert (("runs",), "form") in of("the run", 1)  # but parts of a compound have forms of their own
-    assert {kind for text, i in (("the sea-run", 3), ("run-river", 0)) for _, kind in of(text, i)} <= {"near"}
+    assert {kind for text, i in (("the sea-run", 3), ("run-river", 0)) for _, kind in of(text, i)} <= {"near", "slip"}
     assert (("river",), "spelling") in of("the run-rivr", 3)
     assert of("it ca n't", 1) == of("it ca n't", 2) == set()  # written apart as corpora do, not by mistake
+    common = Lexicon({"good": 14.0, "goo": 4.0, "wood": 12.0, "goods": 9.0})
+    assert {each.new[0]: each.kind for each in for_word(cut("a goo reputation"), 1, common)} == {"good": "slip"}
+    assert {each.new[0]: each.kind for each in for_word(cut("a wood one"), 1, common)} == {"good": "near"}
     assert [each.kind for each in deletions(cut("run run"), 1)] == ["repeat"]
     assert [each.kind for each in deletions(cut("run to"), 1)] == ["delete"]
     for mark in "\t\n":  # columns and lines stay
@@ -277,6 +280,9 @@ def test_features_of_a_word_that_is_in_no_list(lm: LM) -> None:
     found = features(Reader(lm.engine), words, spellings, SMALL, doubt)
     assert [each["formed"] for each in found] == [1.0, 0.0, 0.0]
     assert [each["again"] for each in found] == [0.0, 1.0, 1.0]  # who writes a word twice means it
+    assert [each["rare"] for each in found] == [0.0] * 3
+    few = Lexicon(SMALL.counts | {"river": 3.0, "River": 12.0})  # a name that is as common says nothing
+    assert features(Reader(lm.engine), words, spellings[:1], few, doubt)[0]["rare"] == 1.0
     others = [value for i, value in enumerate(doubt) if words[i].is_word and i != 4]
     assert found[1]["around"] == pytest.approx(math.log1p(sum(others) / len(others)))
 

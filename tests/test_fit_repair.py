@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from scdd.lm.edits.channel import KINDS, Channel
+from scdd.lm.edits.lexicon import english
 
 ROOT = Path(__file__).parents[1]
 
@@ -67,6 +68,13 @@ def test_a_kind_pays_for_its_harm(tool: ModuleType) -> None:
     )
     wrong = [tool._best([(row, channel)]) for row in made(1)]
     assert sum(right is False and odds - pays[kind] > tool.MARGIN for each in wrong for odds, right, kind in each) == 0
+
+
+def test_slips_of_common_words_are_no_words(tool: ModuleType) -> None:
+    counts = {"the": 1 << 20, "teh": 8, "thy": 64, "tze": 8, "dog": 9, "dgo": 8}
+    assert tool.mistyped(counts) == {"teh"}  # not what is commoner, no easy slip, or near a word that is not common
+    assert not english().knows("teh")
+    assert english().knows("thy")
 
 
 def test_the_file_that_is_written(tool: ModuleType, tmp_path: Path) -> None:

@@ -35,14 +35,15 @@ from scdd.data.files import write_atomically, write_json
 from scdd.evals.measure.pairs import clean_sentences
 from scdd.evals.measure.slips import Slip, spoil
 from scdd.lm.edits.candidates import Candidate
-from scdd.lm.edits.channel import FEATURES, GROUPS, KINDS, Channel
-from scdd.lm.edits.lexicon import english, packed
+from scdd.lm.edits.channel import FEATURES, GROUPS, KINDS, Channel, easy
+from scdd.lm.edits.lexicon import Lexicon, english, packed
 from scdd.lm.edits.reading import Reader
 from scdd.lm.edits.search import Editor, windows
 from scdd.lm.edits.words import Word, cut
 
 WORD = re.compile(r"(?<![\w'’-])[^\W\d_]+(?:['’][^\W\d_]+)*(?!\w)")
 SEEN, SEEN_AS_NAME = 3, 10  # times that a word must occur
+MISTYPED = 1 << 17
 SPOILT = 0.08  # of the words of an example
 HARM = 0.0002  # of the clean words, at most, all kinds of edits together
 FEW = 0.01  # words in a text with few errors that are wrong; an edit is to be likelier right than wrong there
@@ -75,8 +76,22 @@ def words(texts: Texts, out: Out) -> None:
                 names[word] += word[1:] == word[1:].lower()  # a capital inside a sentence
     kept = {word: count for word, count in lower.items() if count >= SEEN}
     kept |= {w: n for w, n in names.items() if n >= SEEN_AS_NAME and n > 2 * lower[w.lower()]}
+    for word in mistyped(kept):
+        del kept[word]
     write_atomically(out, packed(kept))
     typer.echo(f"{len(kept):,} words in {out.stat().st_size:,} bytes")
+
+
+def mistyped(counts: Mapping[str, int]) -> set[str]:
+    """Words that are an easy slip of one MISTYPED times as common ("teh"): clean texts have some, and nobody means them."""
+    lexicon = Lexicon({word: math.log2(count) for word, count in counts.items()})
+    common = [word for word, count in counts.items() if count >= MISTYPED and len(word) > 2 and word.islower()]
+    return {
+        other
+        for word in common
+        for other in lexicon.near(word)
+        if counts[word] >= MISTYPED * counts[other] and len(other) > 2 and easy(other, word)
+    }
 
 
 @app.command()

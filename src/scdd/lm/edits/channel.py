@@ -16,21 +16,21 @@ from importlib.resources import files
 from typing import Any
 
 from scdd.core.errors import UserError
-from scdd.lm.edits.candidates import Candidate
+from scdd.lm.edits.candidates import FAMILIAR, Candidate
 from scdd.lm.edits.grammar import formed
-from scdd.lm.edits.lexicon import Lexicon, within_one
+from scdd.lm.edits.lexicon import UNKNOWN, Lexicon, within_one
 from scdd.lm.edits.reading import Query, Reader
 from scdd.lm.edits.words import Word
 
 GROUPS = {
     "spelling": "spelling", "case": "spelling", "split": "spelling", "join": "spelling",
-    "near": "word", "form": "word", "confusion": "word",
+    "near": "word", "slip": "word", "form": "word", "confusion": "word",
     "insert": "insert", "delete": "delete", "repeat": "repeat", "swap": "swap", "fill": "fill",
 }  # fmt: skip
 KINDS = tuple(GROUPS)
 FEATURES = (
     *["span", "beside", "doubt", "tokens", "count", "distance", "easy", "shorter", "head", "unknown", "first"],
-    *["formed", "letters", "again", "around"],
+    *["formed", "letters", "again", "around", "rare"],
 )
 CONTEXT = 20  # words that the model sees on either side of an edit
 USUAL = 0.1  # the strength at which odds are as they were fitted
@@ -173,8 +173,14 @@ def _spelling(words: Sequence[Word], candidate: Candidate, lexicon: Lexicon) -> 
         "first": float(bool(old) and old[0].first),
         "formed": float(not known and all(lexicon.knows(w.text) or formed(w.lower, lexicon) for w in old)),
         "letters": math.log(max(len(before), 1)) if changes else 0.0,
+        "rare": float(changes and candidate.kind != "case" and rare(candidate.new, lexicon)),
         "again": float(changes and all(len(word.text) > 2 and word.lower in elsewhere for word in old)),
     }
+
+
+def rare(words: Sequence[str], lexicon: Lexicon) -> bool:
+    """Whether one of these is seldom written, but as a name: writers seldom mean it, and what is meant is as seldom in the list."""
+    return min(lexicon.counts.get(word.lower(), UNKNOWN) for word in words) < FAMILIAR
 
 
 def distance(a: str, b: str) -> int:
