@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -99,6 +100,7 @@ def test_distance_and_neighbours_are_those_of_the_definition() -> None:
 
 def test_easy_slips() -> None:
     assert all(easy(a, b) for a, b in (("teh", "the"), ("runing", "running"), ("becouse", "because"), ("rhe", "the")))
+    assert easy("importand", "important")
     assert not any(easy(a, b) for a, b in (("the", "the"), ("zhe", "the"), ("abc", "xyz"), ("thex", "the")))
 
 
@@ -138,9 +140,12 @@ def test_candidates_of_words() -> None:
     assert (("there",), "join") in for_join("the re")
     assert of("he met Pasteur", 2) == set()
     assert (("runs",), "form") in of("the run", 1)  # but parts of a compound have forms of their own
-    assert {kind for text, i in (("the sea-run", 3), ("run-river", 0)) for _, kind in of(text, i)} <= {"near"}
+    assert {kind for text, i in (("the sea-run", 3), ("run-river", 0)) for _, kind in of(text, i)} <= {"near", "slip"}
     assert (("river",), "spelling") in of("the run-rivr", 3)
     assert of("it ca n't", 1) == of("it ca n't", 2) == set()  # written apart as corpora do, not by mistake
+    common = Lexicon({"good": 14.0, "goo": 4.0, "wood": 12.0, "goods": 9.0})
+    assert {each.new[0]: each.kind for each in for_word(cut("a goo reputation"), 1, common)} == {"good": "slip"}
+    assert {each.new[0]: each.kind for each in for_word(cut("a wood one"), 1, common)} == {"good": "near"}
     assert [each.kind for each in deletions(cut("run run"), 1)] == ["repeat"]
     assert [each.kind for each in deletions(cut("run to"), 1)] == ["delete"]
     for mark in "\t\n":  # columns and lines stay
@@ -157,6 +162,26 @@ def test_candidates_of_words() -> None:
         "study",
         "studying",
     ]
+
+
+def test_words_that_are_formed_by_rule() -> None:
+    some = Lexicon(
+        dict.fromkeys(["locksmith", "night", "paddle", "boat", "new", "rinse", "grit", "lord"], 5.0) | {"rare": 2.0}
+    )
+    for word in (
+        "locksmiths",
+        "overnight",
+        "paddleboat",
+        "newish",
+        "rinses",
+        "gritted",
+        "nightly",
+        "rinser",
+        "paddleboat's",
+    ):
+        assert grammar.formed(word, some), word
+    for word in ("becouse", "locksmihts", "rares", "newboat", "x", ""):  # of a rare word, of halves that are too short
+        assert not grammar.formed(word, some), word
 
 
 def for_join(text: str) -> set[tuple[tuple[str, ...], str]]:
@@ -243,6 +268,23 @@ def test_features_are_log_likelihood_ratios(lm: LM) -> None:
         assert values["tokens"] == len(new) - len(old)
         assert set(values) == set(FEATURES)
     assert found[0]["distance"] == osa("river", "falcon")
+    assert found[0]["letters"] == pytest.approx(math.log(5))
+    assert found[0]["around"] == pytest.approx(math.log(1.5))
+
+
+def test_features_of_a_word_that_is_in_no_list(lm: LM) -> None:
+    words = cut("The rivers and the rivr: the rivr runs.")
+    spellings = [Candidate(i, i + 1, ("river",), "spelling") for i in (1, 4, 7)]
+    assert [words[each.first].text for each in spellings] == ["rivers", "rivr", "rivr"]
+    doubt = [float(i) for i in range(len(words))]
+    found = features(Reader(lm.engine), words, spellings, SMALL, doubt)
+    assert [each["formed"] for each in found] == [1.0, 0.0, 0.0]
+    assert [each["again"] for each in found] == [0.0, 1.0, 1.0]  # who writes a word twice means it
+    assert [each["rare"] for each in found] == [0.0] * 3
+    few = Lexicon(SMALL.counts | {"river": 3.0, "River": 12.0})  # a name that is as common says nothing
+    assert features(Reader(lm.engine), words, spellings[:1], few, doubt)[0]["rare"] == 1.0
+    others = [value for i, value in enumerate(doubt) if words[i].is_word and i != 4]
+    assert found[1]["around"] == pytest.approx(math.log1p(sum(others) / len(others)))
 
 
 def test_doubts_are_those_of_the_visible_text(lm: LM) -> None:
@@ -307,6 +349,8 @@ def test_the_models_own_fillings_follow_from_the_seed(lm: LM) -> None:
     every = [drawn(Reader(lm.engine), words, 2, known, seed) for seed in range(3)]
     assert every == [drawn(Reader(lm.engine), words, 2, known, seed) for seed in range(3)]
     assert all(each.kind == "fill" and (each.first, each.last) == (2, 3) for found in every for each in found)
+    assert any(every)
+    assert all(len(each.new) == 1 and known.knows(each.new[0]) for found in every for each in found)
 
 
 def test_parameters_are_checked_and_a_model_brings_its_own(lm: LM, tmp_path: Path) -> None:

@@ -6,16 +6,19 @@
 
 `words` counts the words of clean text. `examples` spoils sentences of clean text, asks the model about every candidate edit and
 writes its features down, and whether it undoes an error; a run that was stopped goes on where it was. `fit` finds the weights by
-which the right candidate, or none, is likeliest, and the margin that harms no more than HARM of the clean words of sentences that
-were not fitted on. A model brings its own parameters where its meta.json has them as extra.edits.
+which the right candidate, or none, is likeliest. The margin is that of a text with few errors, and each kind of edit pays what it takes
+beyond that to harm no more than its part of HARM of the clean words of sentences that were not fitted on: by the tail of its wrong
+log-odds, since few are seen. Give texts of several sorts: of what the model has read, it is too sure. A model brings its own
+parameters where its meta.json has them as extra.edits.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Annotated, Any
@@ -32,16 +35,22 @@ from scdd.data.files import write_atomically, write_json
 from scdd.evals.measure.pairs import clean_sentences
 from scdd.evals.measure.slips import Slip, spoil
 from scdd.lm.edits.candidates import Candidate
-from scdd.lm.edits.channel import FEATURES, GROUPS, KINDS, Channel
-from scdd.lm.edits.lexicon import english, packed
+from scdd.lm.edits.channel import FEATURES, GROUPS, KINDS, Channel, easy
+from scdd.lm.edits.lexicon import Lexicon, english, packed
 from scdd.lm.edits.reading import Reader
 from scdd.lm.edits.search import Editor, windows
 from scdd.lm.edits.words import Word, cut
 
 WORD = re.compile(r"(?<![\w'’-])[^\W\d_]+(?:['’][^\W\d_]+)*(?!\w)")
 SEEN, SEEN_AS_NAME = 3, 10  # times that a word must occur
+MISTYPED = 1 << 17
 SPOILT = 0.08  # of the words of an example
-HARM = 0.0002  # of the clean words, at most: a fifth of what is wanted, since texts from the web were harmed four times as often as these
+HARM = 0.0002  # of the clean words, at most, all kinds of edits together
+FEW = 0.01  # words in a text with few errors that are wrong; an edit is to be likelier right than wrong there
+TAIL = -1.0  # log-odds from which on wrong ones are taken for the tail of their distribution
+SEEN_BEFORE = 2  # wrong ones with a mean excess of 1, put to those that were seen
+MARGIN = math.log(SPOILT / (1 - SPOILT)) - math.log(FEW / (1 - FEW))
+HALF = 0.5  # added to small counts
 FOLDS = 5
 PENALTY = 0.1  # of squared weights, on the scales below, for all examples together
 SCALES = {"span": 5.0, "beside": 3.0, "count": 5.0, "distance": 2.0}
@@ -67,8 +76,22 @@ def words(texts: Texts, out: Out) -> None:
                 names[word] += word[1:] == word[1:].lower()  # a capital inside a sentence
     kept = {word: count for word, count in lower.items() if count >= SEEN}
     kept |= {w: n for w, n in names.items() if n >= SEEN_AS_NAME and n > 2 * lower[w.lower()]}
+    for word in mistyped(kept):
+        del kept[word]
     write_atomically(out, packed(kept))
     typer.echo(f"{len(kept):,} words in {out.stat().st_size:,} bytes")
+
+
+def mistyped(counts: Mapping[str, int]) -> set[str]:
+    """Words that are an easy slip of one MISTYPED times as common ("teh"): clean texts have some, and nobody means them."""
+    lexicon = Lexicon({word: math.log2(count) for word, count in counts.items()})
+    common = [word for word, count in counts.items() if count >= MISTYPED and len(word) > 2 and word.islower()]
+    return {
+        other
+        for word in common
+        for other in lexicon.near(word)
+        if counts[word] >= MISTYPED * counts[other] and len(other) > 2 and easy(other, word)
+    }
 
 
 @app.command()
@@ -100,7 +123,8 @@ def _example(editor: Editor, text: str, slips: Sequence[Slip]) -> dict[str, Any]
     for window, core in windows(reader, found, set(range(len(found)))):
         for judged in editor.judged(reader, window, core):
             candidate = judged.candidate
-            one = {"kind": candidate.kind, "features": judged.features, "right": undoes(text, found, candidate, slips)}
+            right = undoes(text, found, candidate, slips)
+            one = {"kind": candidate.kind, "new": candidate.new, "features": judged.features, "right": right}
             gap = candidate.first == candidate.last
             sites.setdefault(f"{candidate.first}{' gap' if gap else ''}", []).append(one)
     spoilt = [hit(found, name, slips) for name in sites]
@@ -129,11 +153,10 @@ def fit(files: Annotated[list[Path], typer.Argument(metavar="EXAMPLES…")], out
     for fold in range(FOLDS):
         channel = fitted([row for i, row in enumerate(rows) if i % FOLDS != fold])
         held += [(row, channel) for i, row in enumerate(rows) if i % FOLDS == fold]
-    margin = clear_margin(held)
-    channel = fitted(rows)
-    write_json(out, Channel(channel.weights, channel.bias, margin).json())
-    typer.echo(f"{len(rows)} sentences, {sum(len(row['sites']) for row in rows)} sites; margin {margin:.2f}")
-    for line in summary(held, margin):
+    channel, pays = fitted(rows), prices(held)
+    write_json(out, priced(channel, pays).json())
+    typer.echo(f"{len(rows)} sentences, {sum(len(row['sites']) for row in rows)} sites; margin {MARGIN:.2f}")
+    for line in summary([(row, priced(channel, pays)) for row, channel in held], pays):
         typer.echo(line)
 
 
@@ -195,24 +218,52 @@ def _best(held: Sequence[tuple[dict[str, Any], Channel]]) -> Iterator[tuple[floa
             yield odds[best], site[best]["right"] if site[best]["right"] or not spoilt else None, site[best]["kind"]
 
 
-def clear_margin(held: Sequence[tuple[dict[str, Any], Channel]]) -> float:
-    """The smallest log-odds, not below 0, above which no more than HARM of the clean words are changed."""
-    clean = sum(row["clean"] for row, _ in held)
-    wrong = sorted((odds for odds, right, _ in _best(held) if right is False), reverse=True)
-    allowed = int(HARM * clean)
-    return max(0.0, wrong[allowed] if allowed < len(wrong) else 0.0)
+def prices(held: Sequence[tuple[dict[str, Any], Channel]]) -> dict[str, float]:
+    """By kind: what its log-odds must exceed MARGIN by, so that it harms at most its part of HARM of the clean words.
+
+    Its part is that of the errors that it could undo: harm must be worth the same help, whatever the kind.
+    """
+    best, could = list(_best(held)), possible(held)
+    allowed = HARM * sum(row["clean"] for row, _ in held)
+    found = {}
+    for kind in KINDS:
+        wrong = [odds for odds, right, its in best if right is False and its == kind]
+        part = (could[kind] + HALF) / (sum(could.values()) + HALF * len(KINDS))
+        found[kind] = max(0.0, clear(wrong, allowed * part) - MARGIN)
+    return found
 
 
-def summary(held: Sequence[tuple[dict[str, Any], Channel]], margin: float) -> Iterator[str]:
-    """What would be right and wrong at this margin, and at others."""
+def possible(held: Sequence[tuple[dict[str, Any], Channel]]) -> Counter[str]:
+    """Errors that some candidate would undo, by its kind."""
+    return Counter(one["kind"] for row, _ in held for site in row["sites"] for one in site if one["right"])
+
+
+def clear(wrong: Sequence[float], allowed: float) -> float:
+    """Log-odds that `allowed` of the wrong ones are expected to exceed: those above TAIL are taken for exponential.
+
+    A fraction of an edit may be allowed, which counting could not tell from none. The mean excess is 1 where nothing was seen, as
+    of odds that are what they say.
+    """
+    excess = [odds - TAIL for odds in wrong if odds > TAIL]
+    mean = (sum(excess) + SEEN_BEFORE) / (len(excess) + SEEN_BEFORE)
+    return TAIL + mean * math.log((len(excess) + HALF) / allowed)
+
+
+def priced(channel: Channel, pays: Mapping[str, float]) -> Channel:
+    """The channel with what each kind pays taken off its bias."""
+    return Channel(channel.weights, {kind: channel.bias[kind] - pays[kind] for kind in KINDS}, MARGIN)
+
+
+def summary(held: Sequence[tuple[dict[str, Any], Channel]], pays: Mapping[str, float]) -> Iterator[str]:
+    """What would be right and wrong at the margin, and at others; at the margin by kind, and what the kind pays."""
     best, clean, errors = list(_best(held)), sum(r["clean"] for r, _ in held), sum(r["errors"] for r, _ in held)
-    for level in (margin, 0.0, 1.0, 2.0, 3.0, 4.0):
+    could = possible(held)
+    for level in (MARGIN, *(MARGIN + more for more in (-2.0, -1.0, 1.0, 2.0))):
         right, wrong = (sum(o > level and r is wanted for o, r, _ in best) for wanted in (True, False))
         yield f"margin {level:.2f}: {right / errors:.3f} of errors undone, {wrong / clean:.5f} of clean words harmed"
     for kind in KINDS:
-        right, wrong = (sum(o > margin and r is wanted and k == kind for o, r, k in best) for wanted in (True, False))
-        could = sum(one["right"] and one["kind"] == kind for row, _ in held for site in row["sites"] for one in site)
-        yield f"{kind:>10}: {right} right and {wrong} wrong of {could} that could be right"
+        right, wrong = (sum(o > MARGIN and r is wanted and k == kind for o, r, k in best) for wanted in (True, False))
+        yield f"{kind:>10}: {right} right and {wrong} wrong of {could[kind]} that could be right; pays {pays[kind]:.2f}"
 
 
 if __name__ == "__main__":

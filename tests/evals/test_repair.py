@@ -15,10 +15,14 @@ import pytest
 
 from scdd.cli.main import main
 from scdd.core.errors import UserError
+from scdd.evals.measure.edit_kinds import KINDS, kind_of
 from scdd.evals.measure.edit_scores import (
+    Compared,
     Counts,
+    WordEdit,
+    by_kind,
+    compared,
     corpus_gleu,
-    counted,
     distance,
     edits,
     f_score,
@@ -31,6 +35,7 @@ from scdd.evals.measure.model import EvalModel
 from scdd.evals.measure.pairs import make_pairs, read_pairs
 from scdd.evals.measure.repair import RepairSpec, measure_repair
 from scdd.evals.measure.store import MeasureContext, Store
+from scdd.lm.edits.lexicon import english
 from tests import tiny
 
 
@@ -96,13 +101,54 @@ def test_gleu() -> None:
 def test_edits_are_counted_against_the_kindest_reference() -> None:
     source, one, two = ["a", "b", "c", "d", "e"], ["a", "X", "c", "d", "e"], ["a", "b", "c", "Y", "Z"]
     repaired = ["a", "X", "c", "Q", "e"]
-    assert counted(source, repaired, [one, two]) == Counts(1, 1, 0)
-    assert counted(source, repaired, [two]) == Counts(0, 2, 1)
-    assert counted(source, source, [one, source]) == Counts(0, 0, 0)
+    assert compared(source, repaired, [one, two]).counts == Counts(1, 1, 0)
+    assert compared(source, repaired, [two]).counts == Counts(0, 2, 1)
+    assert compared(source, source, [one, source]).counts == Counts(0, 0, 0)
     precision, recall = 1 / 2, 1.0
     assert f_score(1, 1, 0) == pytest.approx(1.25 * precision * recall / (0.25 * precision + recall))
     assert harmed(source, repaired, one) == (1, 4)
     assert harmed(source, [*source, "f"], source) == (1, 5)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "kind"),
+    [
+        ("becouse", "because", "spelling"),
+        ("becouse,", "because", "spelling"),
+        ("goo", "good", "spelling"),
+        ("originals", "original", "form or confusion"),
+        ("goes", "went", "form or confusion"),
+        ("in", "on", "small word"),
+        ("", "the", "missing"),
+        ("of", "", "too much"),
+        ("sea", "the sea", "missing"),
+        ("the the sea", "the sea", "too much"),
+        ("sea", "sea,", "marks"),
+        ("", ",", "marks"),
+        ("london", "London", "case"),
+        ("alot", "a lot", "together or apart"),
+        ("use that", "that use", "order"),
+        ("piano", "river", "other word"),
+        ("piano", "it to", "several words"),
+    ],
+)
+def test_kinds_of_mistakes(old: str, new: str, kind: str) -> None:
+    assert kind in KINDS
+    assert kind_of(old.split(), new.split(), english()) == kind
+
+
+def test_edits_by_kind_are_all_edits() -> None:
+    source, mended, meant = (
+        text.split() for text in ("Teh river run to sea", "The river runs at sea", "The river runs to the sea")
+    )
+    found = compared(source, mended, [meant])
+    assert by_kind([source], [found]) == {
+        "spelling": {"right": 1, "wrong": 0, "missed": 0},
+        "form or confusion": {"right": 0, "wrong": 0, "missed": 1},
+        "missing": {"right": 0, "wrong": 0, "missed": 1},
+        "several words": {"right": 0, "wrong": 1, "missed": 0},  # "runs at": what touches is one edit
+    }
+    assert by_kind([source], [Compared({WordEdit(0, 1, ("The",))}, set(), set())])["spelling"]["right"] == 1
 
 
 def test_scores_by_hand() -> None:
@@ -113,6 +159,9 @@ def test_scores_by_hand() -> None:
     assert (found["before"], found["after"], found["better"], found["worse"]) == (2, 2, 1, 1)
     assert found["change"]["value"] == 0.0
     assert found["precision"]["value"] == found["recall"]["value"] == 0.5
+    assert {name: sum(n[name] for n in found["kinds"].values()) for name in ("right", "wrong", "missed")} == {
+        "right": 1, "wrong": 1, "missed": 1,
+    }  # fmt: skip
     assert found["clean_touched"]["value"] == 1.0
     assert found["clean"] == 1
     assert found["harmed"]["value"] == pytest.approx(1 / 10)
@@ -189,7 +238,12 @@ def test_the_verb(
     assert Counter(cell["kind"] for cell in cells) == {"repair": 2}
     assert cells[0]["made"]["text"] == "mine"
     assert main(command) == 0
-    assert "| mine, 2 | pass |" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "| mine, 2 | pass |" in shown
+    kinds = cells[0]["result"]["kinds"]
+    assert kinds["spelling"]["right"] + kinds["spelling"]["missed"] > 0
+    for kind, n in kinds.items():
+        assert f"| {kind} | {n['right']} | {n['wrong']} | {n['missed']} |" in shown
     for wrong, why in ((["--made", "lies"], "--made lies"), (["--mode", "cut"], "mode"), ([], "needs sentences")):
         rest = command if wrong else ["eval", "repair", model, *out]
         assert main([*rest, *wrong]) == 2

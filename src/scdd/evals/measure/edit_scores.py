@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scdd.evals.measure import stats
+from scdd.evals.measure.edit_kinds import KINDS, kind_of
+from scdd.lm.edits.lexicon import english
 
 Words = Sequence[str]
 ORDERS = (1, 2, 3, 4)  # of GLEU's n-grams
@@ -87,14 +89,37 @@ def f_score(right: float, wrong: float, missed: float) -> float:
     return (1 + square) * right / below if below else 1.0
 
 
-def counted(source: Words, repaired: Words, references: Sequence[Words]) -> Counts:
+class Compared(NamedTuple):
+    """The edits themselves: right, wrong, and missed ones."""
+
+    right: set[WordEdit]
+    wrong: set[WordEdit]
+    missed: set[WordEdit]
+
+    @property
+    def counts(self) -> Counts:
+        """How many of each."""
+        return Counts(*map(len, self))
+
+
+def compared(source: Words, repaired: Words, references: Sequence[Words]) -> Compared:
     """Against the reference that is kindest to the repair."""
     mine = set(edits(source, repaired))
-    all_counts = []
+    every = []
     for reference in references:
         theirs = set(edits(source, reference))
-        all_counts.append(Counts(len(mine & theirs), len(mine - theirs), len(theirs - mine)))
-    return max(all_counts, key=lambda c: (c.score(), c.right, -c.missed))
+        every.append(Compared(mine & theirs, mine - theirs, theirs - mine))
+    return max(every, key=lambda each: (each.counts.score(), each.counts.right, -each.counts.missed))
+
+
+def by_kind(sources: Sequence[Words], found: Sequence[Compared]) -> dict[str, dict[str, int]]:
+    """Right, wrong and missed edits by the kind of mistake; kinds that nobody has are left out."""
+    table = {kind: dict.fromkeys(Compared._fields, 0) for kind in KINDS}
+    for words, each in zip(sources, found, strict=True):
+        for name, some in each._asdict().items():
+            for edit in some:
+                table[kind_of(words[edit.start : edit.end], edit.new, english())][name] += 1
+    return {kind: counts for kind, counts in table.items() if any(counts.values())}
 
 
 def harmed(source: Words, repaired: Words, reference: Words) -> tuple[int, int]:
@@ -163,7 +188,7 @@ def scores(
 ) -> dict[str, Any]:
     """Everything that is measured of repairs; errors are those of a bootstrap over sentences."""
     before, after, better, worse = [], [], 0, 0
-    counts: list[Counts] = []
+    found: list[Compared] = []
     touched: list[bool] = []
     harm: list[tuple[int, int]] = []
     tables, given = [], []
@@ -173,14 +198,14 @@ def scores(
         before.append(d0)
         after.append(d1)
         better, worse = better + (d1 < d0), worse + (d1 > d0)
-        counts.append(counted(src, out, refs))
+        found.append(compared(src, out, refs))
         if d0 == 0:
             touched.append(src != out)
         harm.append(harmed(src, out, min(refs, key=lambda ref: distance(src, ref))))
         tables.append([gleu_counts(src, out, ref) for ref in refs])
         given.append([gleu_counts(src, src, ref) for ref in refs])
     a, b = np.asarray(before, dtype=np.float64), np.asarray(after, dtype=np.float64)
-    c = np.asarray(counts, dtype=np.float64)
+    c = np.asarray([each.counts for each in found], dtype=np.float64)
     n = len(a)
 
     def interval(statistic: Any) -> dict[str, float]:
@@ -198,6 +223,7 @@ def scores(
         "precision": interval(lambda i: _share(c[i, 0].sum(), c[i, 1].sum())),
         "recall": interval(lambda i: _share(c[i, 0].sum(), c[i, 2].sum())),
         "f05": interval(lambda i: f_score(*c[i].sum(0))),
+        "kinds": by_kind([source.split() for source in sources], found),
         "gleu_before": corpus_gleu(given, seed),
         "gleu": corpus_gleu(tables, seed),
         "clean": len(touched),

@@ -17,9 +17,14 @@ from scdd.lm.edits.lexicon import Lexicon
 from scdd.lm.edits.words import Word, cased_like, cut
 
 VOWELS = "aeiou"
-SOUNDS = (("ph", "f"), ("ck", "k"), ("ie", "ei"), ("ei", "ie"), ("c", "s"), ("s", "c"), ("tion", "sion"), ("ant", "ent"), ("ent", "ant"), ("y", "i"), ("k", "c"), ("qu", "kw"), ("wh", "w"), ("sc", "s"), ("le", "el"), ("ible", "able"), ("ance", "ence"))  # fmt: skip
+SOUNDS = (
+    ("ph", "f"), ("ck", "k"), ("ie", "ei"), ("ei", "ie"), ("c", "s"), ("s", "c"), ("tion", "sion"), ("ant", "ent"),
+    ("ent", "ant"), ("y", "i"), ("k", "c"), ("qu", "kw"), ("wh", "w"), ("sc", "s"), ("le", "el"), ("ible", "able"),
+    ("ance", "ence"), ("d", "t"), ("t", "d"), ("b", "p"), ("p", "b"), ("f", "v"), ("v", "f"), ("s", "z"), ("z", "s"),
+    ("m", "n"), ("t", "th"), ("er", "ar"), ("or", "er"), ("ou", "o"), ("ea", "e"), ("ee", "ea"), ("ai", "ei"),
+)  # fmt: skip
 SHARES = {
-    "character": 40, "sound": 8, "two characters": 5, "form": 12, "confusion": 12, "near": 3, "missing": 12, "extra": 5,
+    "character": 40, "sound": 12, "two characters": 8, "form": 12, "confusion": 12, "near": 3, "missing": 12, "extra": 5,
     "repeated word": 3, "swapped words": 5, "split": 1, "joined": 2, "capital": 2, "other word": 3,
 }  # fmt: skip
 """How often each kind is tried."""
@@ -51,6 +56,12 @@ def undouble(word: str, rng: Random) -> str:
     return word[:i] + word[i + 1 :]
 
 
+def more(word: str, rng: Random) -> str:
+    """A letter too much: most often a vowel, as it is heard between consonants."""
+    i = rng.randrange(1, len(word) + 1)
+    return word[:i] + rng.choice(VOWELS * 3 + "hlnrst") + word[i:]
+
+
 def sound(word: str, rng: Random) -> str:
     """Spelt by ear."""
     fitting = [(old, new) for old, new in SOUNDS if old in word[1:] or (len(old) > 1 and old in word)]
@@ -61,7 +72,7 @@ def sound(word: str, rng: Random) -> str:
     return word[:i] + new + word[i + len(old) :]
 
 
-LETTERS: tuple[Callable[[str, Random], str], ...] = (*CHARACTERS.values(), vowel, undouble)
+LETTERS: tuple[Callable[[str, Random], str], ...] = (*CHARACTERS.values(), vowel, undouble, more)
 
 
 def spoil(text: str, share: float, rng: Random, lexicon: Lexicon) -> tuple[str, list[Slip]]:

@@ -65,7 +65,7 @@ def sections(
         "correction": _correction,
         "recovery": _recovery,
         "typos": lambda group: Section("Typing errors", _recovery(group).tables),
-        "repair": lambda group: Section("Repair", [summaries.repair_table(group)]),
+        "repair": _repair,
         "zero-shot": lambda group: Section("Zero-shot", [summaries.zero_shot_table(group)]),
         "judge": lambda group: Section("LLM as judge", [summaries.judge_table(pair) for pair in judged_pairs(group)]),
     }
@@ -136,6 +136,12 @@ def judged_pairs(measurements: Sequence[Measurement]) -> list[list[Measurement]]
         return tuple(one.result["systems"]), json.dumps(settings), one.result["texts"], text_of(one)
 
     return list(grouped(measurements, pair).values())
+
+
+def _repair(measurements: Sequence[Measurement]) -> Section:
+    known = [one for one in measurements if "kinds" in one.result]  # older measurements have none
+    tables = [summaries.repair_table(measurements), *([summaries.repair_kinds_table(known)] if known else [])]
+    return Section("Repair", tables)
 
 
 def samples(measurements: Sequence[Measurement]) -> list[tuple[str, list[tuple[str, str]]]]:

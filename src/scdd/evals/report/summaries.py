@@ -146,6 +146,30 @@ def repair_table(measurements: Sequence[Measurement]) -> Table:
     return Table("Repair", head, rows, notes)
 
 
+def repair_kinds_table(measurements: Sequence[Measurement]) -> Table:
+    """Right, wrong and missed edits by the kind of mistake."""
+    head = ["system", "sentences of", "mode", "strength", "mistake", "right", "wrong", "missed", "precision", "recall"]
+
+    def place(one: Measurement) -> tuple[Any, ...]:
+        return text_of(one), one.settings["mode"], one.settings["strength"]
+
+    def share(part: int, rest: int) -> str:
+        return f"{part / (part + rest):.2f}" if part + rest else "–"
+
+    rows = []
+    for one, name in _ordered(measurements, place):
+        text, mode, strength = place(one)
+        for kind, n in one.result["kinds"].items():
+            right, wrong, missed = (n[each] for each in ("right", "wrong", "missed"))
+            row = [name, f"{text}, {one.result['sentences']}", mode, f"{strength:g}", kind, right, wrong, missed]
+            rows.append(entries(*map(str, row), share(right, wrong), share(right, missed)))
+    notes = [
+        "The same edits as above. What kind of mistake one mends is told from its words, of the references' as of ours: a misspelt word "
+        "is in no list of words, or two letters away from what was meant; small words are articles, prepositions, forms of be and have."
+    ]
+    return Table("Repair by kind of mistake", head, rows, notes)
+
+
 def zero_shot_table(measurements: Sequence[Measurement]) -> Table:
     """`tab:benchmark_accuracy`: accuracies in percent with their errors over questions."""
     known = paper()["tab:benchmark_accuracy"]

@@ -16,8 +16,9 @@ from scdd.lm.edits.words import LEANS, Word, cased_like
 SPELLINGS = 5  # of a word that nobody knows
 COMMON = 9.0  # log2 count of words that others may have been split into
 FAMILIAR = 6.0  # log2 count of words that a known word may have been meant to be
+COMMONER = 6.0  # log2 counts by which another word is commoner than the one that may be a slip of it
 RARER = 6.0  # log2 counts by which an alternative may be rarer than the known word that is written
-LETTERS_ALONE = ("spelling", "near", "split")  # kinds of edits that may touch a part of a compound
+LETTERS_ALONE = ("spelling", "near", "slip", "split")  # kinds of edits that may touch a part of a compound
 DISTANCE_PRICE = 5.0  # in log2 counts, when spellings are ranked before the model sees them
 
 
@@ -122,7 +123,9 @@ def _known(word: Word, lexicon: Lexicon) -> list[tuple[tuple[str, ...], str]]:
     if len(lower) > 2:
         for each in sorted(lexicon.near(lower)):
             if len(each) > 1 and lexicon.count(each) >= least:
-                kinds.setdefault(each, "near")
+                # lists have misspelt words too: "teh" is one that three others have written
+                slip = lexicon.count(each) - lexicon.count(lower) >= COMMONER
+                kinds.setdefault(each, "slip" if slip else "near")
     title = lower[:1].upper() + lower[1:]
     if word.text == lower and lexicon.count(title) > lexicon.counts.get(lower, 0.0) and title in lexicon:
         kinds.setdefault(title, "case")

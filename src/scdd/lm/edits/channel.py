@@ -16,22 +16,27 @@ from importlib.resources import files
 from typing import Any
 
 from scdd.core.errors import UserError
-from scdd.lm.edits.candidates import Candidate
-from scdd.lm.edits.lexicon import Lexicon, within_one
+from scdd.lm.edits.candidates import FAMILIAR, Candidate
+from scdd.lm.edits.grammar import formed
+from scdd.lm.edits.lexicon import UNKNOWN, Lexicon, within_one
 from scdd.lm.edits.reading import Query, Reader
 from scdd.lm.edits.words import Word
 
 GROUPS = {
     "spelling": "spelling", "case": "spelling", "split": "spelling", "join": "spelling",
-    "near": "word", "form": "word", "confusion": "word",
+    "near": "word", "slip": "word", "form": "word", "confusion": "word",
     "insert": "insert", "delete": "delete", "repeat": "repeat", "swap": "swap", "fill": "fill",
 }  # fmt: skip
 KINDS = tuple(GROUPS)
-FEATURES = ("span", "beside", "doubt", "tokens", "count", "distance", "easy", "shorter", "head", "unknown", "first")
+FEATURES = (
+    *["span", "beside", "doubt", "tokens", "count", "distance", "easy", "shorter", "head", "unknown", "first"],
+    *["formed", "letters", "again", "around", "rare"],
+)
 CONTEXT = 20  # words that the model sees on either side of an edit
 USUAL = 0.1  # the strength at which odds are as they were fitted
 KEYS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
 VOWELS = frozenset("aeiouy")
+ALIKE = frozenset(map(frozenset, ("bp", "ck", "cs", "dt", "fv", "gj", "gk", "mn", "sz")))  # consonants that sound alike
 
 
 @dataclass(frozen=True)
@@ -107,9 +112,17 @@ def features(
             "beside": sum(log_p[new_beside]) - sum(log_p[old_beside]),
             "doubt": math.log1p(max(doubt[candidate.first : max(candidate.last, candidate.first + 1)])),
             "tokens": float(tokens),
+            "around": _around(words, candidate, doubt),
         }
         made.append({**values, **_spelling(words, candidate, lexicon)})
     return made
+
+
+def _around(words: Sequence[Word], candidate: Candidate, doubt: Sequence[float]) -> float:
+    """How much the model doubts the other words: what it says of a text that is strange to it is worth less."""
+    span = range(candidate.first, max(candidate.last, candidate.first + 1))
+    others = [value for i, value in enumerate(doubt) if i not in span and words[i].is_word]
+    return math.log1p(sum(others) / len(others)) if others else 0.0
 
 
 def context_of(reader: Reader, words: Sequence[Word], first: int, last: int, size: int) -> tuple[list[int], list[int]]:
@@ -149,6 +162,7 @@ def _spelling(words: Sequence[Word], candidate: Candidate, lexicon: Lexicon) -> 
     counts = [min((lexicon.count(w) for w in each), default=0.0) for each in ([w.lower for w in old], candidate.new)]
     changes = bool(old) and bool(candidate.new) and candidate.kind != "swap"
     known = all(lexicon.knows(word.text) for word in old)
+    elsewhere = {word.lower for i, word in enumerate(words) if not candidate.first <= i < candidate.last}
     return {
         "count": counts[1] - counts[0] if changes else 0.0,
         "distance": float(distance(before, after)) if changes else 0.0,
@@ -157,7 +171,16 @@ def _spelling(words: Sequence[Word], candidate: Candidate, lexicon: Lexicon) -> 
         "head": float(changes and before[:1] != after[:1]),
         "unknown": float(not known),
         "first": float(bool(old) and old[0].first),
+        "formed": float(not known and all(lexicon.knows(w.text) or formed(w.lower, lexicon) for w in old)),
+        "letters": math.log(max(len(before), 1)) if changes else 0.0,
+        "rare": float(changes and candidate.kind != "case" and rare(candidate.new, lexicon)),
+        "again": float(changes and all(len(word.text) > 2 and word.lower in elsewhere for word in old)),
     }
+
+
+def rare(words: Sequence[str], lexicon: Lexicon) -> bool:
+    """Whether one of these is seldom written, but as a name: writers seldom mean it, and what is meant is as seldom in the list."""
+    return min(lexicon.counts.get(word.lower(), UNKNOWN) for word in words) < FAMILIAR
 
 
 def distance(a: str, b: str) -> int:
@@ -176,7 +199,7 @@ def distance(a: str, b: str) -> int:
 
 def easy(a: str, b: str) -> bool:
     """Whether one slip that fingers or ears make often leads from b to a: a swap, a doubled or single letter, a
-    neighbouring key, another vowel."""
+    neighbouring key, another vowel, a consonant that sounds alike."""
     if a == b or not within_one(a, b):
         return False
     i = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
@@ -185,7 +208,7 @@ def easy(a: str, b: str) -> bool:
         return longer[i] in shorter[max(0, i - 1) : i + 1]
     if a[i + 1 :] != b[i + 1 :]:
         return True  # the swap
-    return (a[i] in VOWELS and b[i] in VOWELS) or _neighbours(a[i], b[i])
+    return (a[i] in VOWELS and b[i] in VOWELS) or {a[i], b[i]} in ALIKE or _neighbours(a[i], b[i])
 
 
 def _neighbours(a: str, b: str) -> bool:

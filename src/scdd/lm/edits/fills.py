@@ -1,5 +1,6 @@
 """What the model itself would write in place of a doubtful word: the word gives way to a few masks, and the reverse process
-fills them, several times and in several lengths."""
+fills them, several times and in several lengths. One word gives way to one: two other words in its place are a guess at what was
+meant, and a word that was written together with the next one is a split (`candidates`)."""
 
 from __future__ import annotations
 
@@ -19,7 +20,6 @@ from scdd.samplers.plan import make_plan
 
 MASKS = (1, 2)
 DRAWS = 2
-WORDS = 2  # of a filling, at most
 
 
 def drawn(reader: Reader, words: Sequence[Word], i: int, lexicon: Lexicon, seed: int) -> list[Candidate]:
@@ -38,9 +38,9 @@ def drawn(reader: Reader, words: Sequence[Word], i: int, lexicon: Lexicon, seed:
             reader.nfe += sample.nfe
             text = reader.engine.text(sample.tokens[len(left) : len(left) + count]).strip()
             new = tuple(each.text for each in cut(text))
-            if not new or len(new) > WORDS or " ".join(new) != text or not all(map(lexicon.knows, new)):
+            if len(new) != 1 or new[0] != text or not lexicon.knows(text):
                 continue
-            new = (cased_like(word, new[0]), *new[1:])
+            new = (cased_like(word, text),)
             if new != (word.text,):
                 found.setdefault(new, Candidate(i, i + 1, new, "fill"))
     return list(found.values())

@@ -104,6 +104,16 @@ for _line in SETS:
         _OF[_word] = (*_OF.get(_word, ()), *(each for each in _line if each != _word))
 
 VOWELS = frozenset("aeiou")
+PREFIXES = (
+    *["un", "re", "non", "over", "out", "pre", "anti", "super", "sub", "inter", "de", "dis", "mis", "under", "micro"],
+    "multi",
+)
+SUFFIXES = (
+    *["er", "ers", "or", "ors", "ness", "less", "ish", "able", "ful", "ment", "ments", "ism", "ist", "ists", "like"],
+    *["wise", "y"],
+)
+PART = 4  # letters of a half of a compound, at least
+FAMILIAR = 4.0  # log2 count of what others may be formed of
 
 
 def confused(word: str) -> tuple[str, ...]:
@@ -117,6 +127,27 @@ def forms(word: str, lexicon: Lexicon) -> list[str]:
         return []
     made = {form for stem in _stems(word) for form in (stem, *_endings(stem))}
     return sorted(form for form in made if form != word and form in lexicon and len(form) > 2)
+
+
+def formed(word: str, lexicon: Lexicon) -> bool:
+    """Whether a word (lower case) that is in no list is made of known ones by rule: another form, a prefix, a suffix, a compound.
+
+    Such words are without number, and few of them are mistakes.
+    """
+
+    def familiar(part: str) -> bool:
+        return len(part) > 2 and lexicon.counts.get(part, 0.0) >= FAMILIAR
+
+    word = word.removesuffix("'s")
+    if any(familiar(stem) and word in _endings(stem) for stem in _stems(word) - {word}):
+        return True
+    if any(word.startswith(each) and familiar(word.removeprefix(each)) for each in PREFIXES):
+        return True
+    for each in SUFFIXES:
+        root = word.removesuffix(each)
+        if root != word and any(map(familiar, (root, root + "e", root[:-1] if root[-1:] == root[-2:-1] else ""))):
+            return True
+    return any(familiar(word[:k]) and familiar(word[k:]) for k in range(PART, len(word) - PART + 1))
 
 
 def _stems(word: str) -> set[str]:
