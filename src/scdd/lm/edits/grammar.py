@@ -27,6 +27,8 @@ SETS = tuple(
     tuple(line.split())
     for line in """
     a an the
+    an and
+    of off
     of to in for on with at by from as about into
     is are was were be been being am
     has have had having
