@@ -119,7 +119,8 @@ class DiT(Network):
             cache.room_for(z_t.shape[1])
         if not torch.compiler.is_compiling():
             self.rotary.grow(z_t.shape[1] + (cache.length if cache is not None else 0))
-        with torch.autocast(z_t.device.type, self.compute_dtype) if self.compute_dtype else nullcontext():
+        cast = torch.autocast(z_t.device.type, self.compute_dtype) if self.compute_dtype else nullcontext()
+        with self.threads(z_t), cast:
             states: Tensor = self(z_t, t, documents, cache)
         return states
 

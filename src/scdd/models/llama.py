@@ -182,7 +182,8 @@ class Llama(Network):
             mask = torch.ones(length, length, dtype=torch.bool, device=z_t.device).tril(ahead)[None, None]
         if not torch.compiler.is_compiling():
             self.rotary.grow(length + (cache.length if cache is not None else 0))
-        with torch.autocast(z_t.device.type, self.compute_dtype) if self.compute_dtype else nullcontext():
+        cast = torch.autocast(z_t.device.type, self.compute_dtype) if self.compute_dtype else nullcontext()
+        with self.threads(z_t), cast:
             states: Tensor = self(z_t, documents, ahead == 0, mask, cache)
         return states
 
