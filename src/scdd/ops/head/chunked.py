@@ -10,13 +10,13 @@ from torch import Tensor
 
 from scdd.core import Head
 from scdd.ops.common import Filters, chunks, compute_weights, evened, invert, raw_logits
+from scdd.ops.head import sparse
 from scdd.ops.nucleus import lowest_kept
 
 if TYPE_CHECKING:
     from scdd.ops.int8 import Matrix
 
-CANDIDATES = 32  # a nucleus is looked for among so many best tokens first
-BINS = 64  # then among all, by bins of the score
+BINS = 64  # of the score
 
 
 def head_stats(hidden: Tensor, head: Head, z_t: Tensor, filters: Filters) -> tuple[Tensor, Tensor]:
@@ -80,48 +80,32 @@ def _above_crossing(scores: Tensor, crossing: Tensor, kept: Tensor, log_total: T
 def _nucleus(scores: Tensor, least: Tensor, log_total: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
     """(The lowest score whose strictly better tokens weigh less than top_p of the total, the log weight from it on).
 
-    Tokens below `least` have been cut already and are not in the total. Rows with a small nucleus are done after a look
-    at their few best tokens; the others by bins. Ties at the threshold belong to it.
+    Tokens below `least` have been cut already and are not in the total. Rows are done after a look at their likely tokens;
+    where rounding leaves too few of them, by all. Ties at the threshold belong to it.
     """
-    count = min(CANDIDATES, scores.shape[1])
-    best = torch.topk(scores, count, dim=1).values
-    threshold, kept = _crossing(best, (best - log_total[:, None]).double().exp(), least, top_p)
-    # the crossing, and all that ties with it, must lie within what was looked at
-    rows = (best[:, -1] >= threshold).nonzero()[:, 0]
-    if len(rows) and count < scores.shape[1]:
-        threshold[rows], kept[rows] = _by_bins(scores[rows], least[rows], log_total[rows], top_p)
+    threshold, kept, known = sparse.nucleus(scores, least, log_total, top_p)
+    rows = (~known).nonzero()[:, 0]
+    if len(rows):
+        threshold[rows], kept[rows] = by_bins(scores[rows], least[rows], log_total[rows], top_p)
     return threshold, log_total + kept.log().to(log_total.dtype)
 
 
-def _by_bins(scores: Tensor, least: Tensor, log_total: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
-    """The same for any row, without sorting it: weigh tokens by bins of their score, then sort one bin.
+def by_bins(scores: Tensor, least: Tensor, log_total: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
+    """The same for any row, with all of its tokens: weigh them by bins of their score, then sort one bin.
 
     All tokens below (1 − top_p)/V together weigh less than 1 − top_p, so the crossing lies above; they share a last bin.
     """
     depth = math.log(scores.shape[1] / (1 - top_p))
     relative = scores - log_total[:, None]
     bins = (relative * (-BINS / depth)).clamp_(0, BINS).long()
-    mass = relative.exp_().double()
+    mass = relative.double().exp_()
     weight = mass.new_zeros(len(scores), BINS + 1).scatter_add_(1, bins, mass)
     better = weight.cumsum(1) - weight
     crossing = ((better < top_p).sum(1, keepdim=True) - 1).clamp_(0, BINS)
     inside = bins == crossing
     best, where = torch.topk(scores.masked_fill(~inside, -torch.inf), int(inside.sum(1).max()), dim=1)
     before = better.gather(1, crossing)
-    return _crossing(best, torch.where(best > -torch.inf, mass.gather(1, where), 0.0), least, top_p, before)
-
-
-def _crossing(
-    ordered: Tensor, mass: Tensor, least: Tensor, top_p: float, before: Tensor | float = 0.0
-) -> tuple[Tensor, Tensor]:
-    """(Score of the token that crosses top_p, or `least` if that is higher; the mass from there on).
-
-    `ordered` follows tokens that weigh `before`; the last score is given where all of them do not weigh enough.
-    """
-    last = ((before + mass.cumsum(1) - mass < top_p).sum(1) - 1).clamp(min=0)
-    threshold = torch.maximum(ordered.gather(1, last[:, None])[:, 0], least)
-    inside = torch.where(ordered >= threshold[:, None], mass, 0.0).sum(1, keepdim=True)
-    return threshold, (before + inside)[:, 0]
+    return sparse.cross(best, torch.where(best > -torch.inf, mass.gather(1, where), 0.0), least, top_p, before)
 
 
 def redraw(hidden: Tensor, head: Head, u: Tensor, z_t: Tensor | None, filters: Filters) -> tuple[Tensor, Tensor]:
@@ -133,6 +117,8 @@ def redraw(hidden: Tensor, head: Head, u: Tensor, z_t: Tensor | None, filters: F
         picked = None if z_t is None else z_t[part]
         scores = scaled_logits(hidden[part], weight, bias, head, picked, filters.of(part))
         threshold, log_total = cut(scores, filters)
-        kept = scores.masked_fill_(scores < threshold[:, None], -torch.inf).sub_(log_total[:, None])
-        tokens[part], log_p[part] = invert(kept.to(torch.float64), u[part])
+        if filters.cuts:
+            tokens[part], log_p[part] = sparse.draw(scores, threshold, log_total, u[part])
+        else:
+            tokens[part], log_p[part] = invert(scores.sub_(log_total[:, None]).to(torch.float64), u[part])
     return tokens, log_p
