@@ -17,7 +17,7 @@ from scdd.models.network import Network
 from scdd.models.options import LlamaConfig
 from scdd.ops.common import Filters
 from scdd.ops.head import head_stats, redraw, top
-from scdd.ops.int8 import TOP, supported
+from scdd.ops.int8 import TOP, rounded, supported
 from tests import tiny
 
 VOCAB = tiny.tokenizer().vocab
@@ -78,7 +78,7 @@ def test_the_head_rounds_states_and_nothing_else() -> None:
 
 def test_times_of_their_own_gate_as_floats_do() -> None:
     """Rows of a batch at different times cannot share folded gates: the same numbers either way."""
-    layer = EightBitLinear(torch.randn(8, 16, generator=torch.Generator().manual_seed(4)), torch.ones(8))
+    layer = EightBitLinear(rounded(torch.randn(8, 16, generator=torch.Generator().manual_seed(4))), torch.ones(8))
     x, gate = torch.randn(2, 3, 16), torch.randn(1, 1, 8)
     torch.testing.assert_close(layer.gated(x, gate), layer.gated(x, gate.expand(2, 1, 8)), rtol=1e-5, atol=1e-6)
 

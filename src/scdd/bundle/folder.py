@@ -27,6 +27,7 @@ from scdd.core.files import CONFIG_LIMIT, HEADER_LIMIT, TOKENIZER_LIMIT
 from scdd.core.types import Vocab
 from scdd.data.files import sync_entry, sync_tree
 from scdd.data.tokenizer import MOST_IDS, refuse_large
+from scdd.ops.int8 import Matrix, widened
 
 if TYPE_CHECKING:
     from scdd.bundle.convert import Told
@@ -77,9 +78,16 @@ class Bundle(Identity):
 
     folder: Path
     weights: dict[str, Tensor]
+    matrices: Mapping[str, Matrix] = field(default_factory=dict)
+    """Weights that were left in 8 bits as the file has them, if `read` was asked to; they are not among `weights` then."""
     hub: bool = False  # whether it was downloaded: code that it names is then not run
     kind: str = "float32"  # how the file stores the weights, which here are unpacked
     versions: Mapping[str, str] = field(default_factory=dict)
+
+    def widened(self) -> Bundle:
+        """With all weights in float32, and none in 8 bits."""
+        wide = {name: widened(matrix) for name, matrix in self.matrices.items()}
+        return replace(self, weights={**self.weights, **wide}, matrices={}) if wide else self
 
     @property
     def network_weights(self) -> dict[str, Tensor]:
@@ -215,12 +223,18 @@ def _here(source: str | Path) -> Path | None:
 
 
 def read(
-    source: str | Path, *, device: str | torch.device = "cpu", verify: bool = True, told: Told | None = None
+    source: str | Path,
+    *,
+    device: str | torch.device = "cpu",
+    verify: bool = True,
+    told: Told | None = None,
+    narrow: bool = False,
 ) -> Bundle:
     """A bundle from a folder, or from the Hugging Face Hub ("owner/name", optionally "@revision").
 
-    `verify` compares the weights with their recorded checksum. Packed weights come back as float32. What is no bundle of
-    ours is read as one (`convert.foreign`), with `told` for what its files do not say.
+    `verify` compares the weights with their recorded checksum. Packed weights come back as float32, but for a network's
+    matrices in 8 bits where `narrow` leaves them so (`Bundle.matrices`). What is no bundle of ours is read as one
+    (`convert.foreign`), with `told` for what its files do not say.
     """
     here = _here(source)
     folder = here or _downloaded(str(source))
@@ -242,9 +256,10 @@ def read(
         )
     if verify and sha256_of(_required(folder, WEIGHTS)) != facts.get("weights_sha256"):
         raise UserError(f"{folder / WEIGHTS} is damaged (its checksum differs from {META}'s): {CURE}.")
-    weights = _weights(_required(folder, WEIGHTS), kind, str(device))
+    matrices: dict[str, Matrix] = {}
+    weights = _weights(_required(folder, WEIGHTS), kind, str(device), matrices if narrow else None)
     if (facts["network"] or {}).get("kind", "dit") not in ("import", "given"):  # theirs may hold infinities on purpose
-        check_finite(weights, folder / WEIGHTS)
+        check_finite({**weights, **{name: each.scale for name, each in matrices.items()}}, folder / WEIGHTS)
     tokenizer = _text(folder, TOKENIZER, TOKENIZER_LIMIT) if (folder / TOKENIZER).exists() else None
     try:
         bundle = Bundle(
@@ -257,6 +272,7 @@ def read(
             step=facts["step"],
             tokens=facts["tokens"],
             weights=weights,
+            matrices=matrices,
             hub=here is None,
             kind=kind,
             versions=facts["versions"],
@@ -270,13 +286,13 @@ def read(
     return bundle
 
 
-def _weights(file: Path, kind: str, device: str) -> dict[str, Tensor]:
+def _weights(file: Path, kind: str, device: str, matrices: dict[str, Matrix] | None) -> dict[str, Tensor]:
     try:
         with open(file, "rb") as handle:  # a tensor takes far more memory than its line in the header
             if int.from_bytes(handle.read(8), "little") > HEADER_LIMIT:
                 raise ValueError("its header is too long")
         weights = load_file(file, device=device)
-        return weights if kind == "float32" else unpack(weights)
+        return weights if kind == "float32" else unpack(weights, matrices)
     except (OSError, ValueError, TypeError, KeyError, RuntimeError, safetensors.SafetensorError) as error:
         raise UserError(f"{file} is damaged ({reason(error)}): {CURE}.") from error
 
@@ -290,8 +306,11 @@ def check_finite(weights: Mapping[str, Tensor], place: Path) -> None:
                 raise UserError(f"{place} holds numbers that are not finite ({name}): {CURE}.")
 
 
-def unpack(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What `pack` was given, rounded, in float32 and under its own names; ValueError where a part is missing."""
+def unpack(tensors: Mapping[str, Tensor], matrices: dict[str, Matrix] | None = None) -> dict[str, Tensor]:
+    """What `pack` was given, rounded, in float32 and under its own names; ValueError where a part is missing.
+
+    A network's matrices in 8 bits are put into `matrices` instead, if there is one.
+    """
     weights: dict[str, Tensor] = {}
     for name, stored in tensors.items():
         own, colon, kind = name.rpartition(":")
@@ -299,7 +318,10 @@ def unpack(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             scale = tensors.get(name + SCALE)
             if stored.dim() != 2 or scale is None or scale.shape != stored.shape[:1]:
                 raise ValueError(f"{name} has no scale for each of its rows")
-            weights[name] = stored.float().mul_(scale[:, None])
+            if matrices is None or name.startswith(QUALITY):
+                weights[name] = widened(Matrix(stored, scale))
+            else:
+                matrices[name] = Matrix(stored, scale)
         elif stored.dtype == torch.uint8 and name + SCALE4 in tensors:
             weights[name] = _of_four_bits(name, stored, tensors[name + SCALE4])
         elif colon + kind not in (SCALE, SCALE4):

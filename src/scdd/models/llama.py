@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from scdd.core.errors import UserError
 from scdd.core.types import Head, Vocab, padded
 from scdd.models.attention import Cache, LayerCache, Rotary, attend, document_mask, recomputed, rotate
+from scdd.models.attention import rotated_heads, turns_at_once
 from scdd.models.blocks import Linear
 from scdd.models.network import Network
 from scdd.models.options import LlamaConfig
@@ -101,10 +102,14 @@ class Block(nn.Module):
         """Stream x and what is to be added to it, both [B, L, D]; rotary tables [L, Dh/2]."""
         x, normal = self.norm1(x, delta)
         batch, length, _ = x.shape
-        q, k, v = self.qkv(normal).view(batch, length, sum(self.heads), -1).split(self.heads, dim=2)
+        every = self.qkv(normal).view(batch, length, sum(self.heads), -1)
+        q, k, v = every.split(self.heads, dim=2)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm.alone(q), self.k_norm.alone(k)
-        q, k = rotate(q, *rotary).transpose(1, 2), rotate(k, *rotary).transpose(1, 2)
+        if self.q_norm is None and turns_at_once(every):
+            q, k = rotated_heads(every[:, :, : -self.heads[2]], *rotary).split(self.heads[:2], dim=1)
+        else:
+            q, k = rotate(q, *rotary).transpose(1, 2), rotate(k, *rotary).transpose(1, 2)
         mixed = attend(q, k, v.transpose(1, 2), causal, mask, cache)
         x, normal = self.norm2(x, self.out(mixed.transpose(1, 2).reshape(batch, length, -1)))
         inner = self.mlp_in(normal)
