@@ -194,7 +194,7 @@ def _asking() -> tuple[Callable[[], int], Callable[[int], object]] | None:
     return None if gomp is None else (gomp.omp_get_max_threads, gomp.omp_set_num_threads)
 
 
-class alone:  # noqa: N801 - reads as a function, and is entered thousands of times a text
+class alone:
     """While it lasts, torch's operations of this thread run on one core, but for those within `together`.
 
     To wake the others takes as long as a pass over 100,000 numbers, and many times as long if they sleep. Results are the same
@@ -216,7 +216,7 @@ class alone:  # noqa: N801 - reads as a function, and is entered thousands of ti
             asking[1](self._many)
 
 
-class together:  # noqa: N801
+class together:
     """Within `alone`: all threads again, for what is worth it."""
 
     __slots__ = ()

@@ -245,7 +245,7 @@ def rotated_heads(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     The same products and sums as there, so the same bits, in six passes over halves and no copy.
     """
     length, pairs = cos.shape
-    halves = x.transpose(1, 2).unflatten(-1, (2, pairs))
+    halves = x.transpose(1, 2).view(x.shape[0], x.shape[2], length, 2, pairs)
     out = x.new_empty(x.shape[0], x.shape[2], length, 2, pairs)
     (a, b), (first, second) = halves.unbind(-2), out.unbind(-2)
     torch.mul(a, cos, out=first).sub_(b * sin)

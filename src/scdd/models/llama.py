@@ -13,8 +13,17 @@ from torch.nn import functional as F
 
 from scdd.core.errors import UserError
 from scdd.core.types import Head, Vocab, padded
-from scdd.models.attention import Cache, LayerCache, Rotary, attend, document_mask, recomputed, rotate
-from scdd.models.attention import rotated_heads, turns_at_once
+from scdd.models.attention import (
+    Cache,
+    LayerCache,
+    Rotary,
+    attend,
+    document_mask,
+    recomputed,
+    rotate,
+    rotated_heads,
+    turns_at_once,
+)
 from scdd.models.blocks import Linear
 from scdd.models.network import Network
 from scdd.models.options import LlamaConfig
@@ -107,7 +116,8 @@ class Block(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm.alone(q), self.k_norm.alone(k)
         if self.q_norm is None and turns_at_once(every):
-            q, k = rotated_heads(every[:, :, : -self.heads[2]], *rotary).split(self.heads[:2], dim=1)
+            turned = rotated_heads(every[:, :, : -self.heads[2]], *rotary)
+            q, k = turned[:, : self.heads[0]], turned[:, self.heads[0] :]
         else:
             q, k = rotate(q, *rotary).transpose(1, 2), rotate(k, *rotary).transpose(1, 2)
         mixed = attend(q, k, v.transpose(1, 2), causal, mask, cache)
