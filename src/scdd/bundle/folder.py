@@ -27,7 +27,6 @@ from scdd.core.files import CONFIG_LIMIT, HEADER_LIMIT, TOKENIZER_LIMIT
 from scdd.core.types import Vocab
 from scdd.data.files import sync_entry, sync_tree
 from scdd.data.tokenizer import MOST_IDS, refuse_large
-from scdd.ops.int8 import Matrix, widened
 
 if TYPE_CHECKING:
     from scdd.bundle.convert import Told
@@ -36,6 +35,8 @@ SCHEMA = 1
 BUNDLED = "bundled"
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 KINDS = ("float32", "bfloat16", "int8", "int4")
+Stored = tuple[Tensor, Tensor]
+"""A matrix in 8 bits as the file has it: codes [R, C] int8, and a scale a row."""
 FORMAT = {"format": "pt"}  # in the header of the weights, where transformers asks for it
 SCALE, SCALE4 = ":scale8", ":scale4"  # end a scale's name; no attribute of a module can be spelled with a colon
 QUALITY = "quality."  # begins the names of a quality head's weights (PRISM), which stand beside the network's
@@ -78,7 +79,7 @@ class Bundle(Identity):
 
     folder: Path
     weights: dict[str, Tensor]
-    matrices: Mapping[str, Matrix] = field(default_factory=dict)
+    matrices: Mapping[str, Stored] = field(default_factory=dict)
     """Weights that were left in 8 bits as the file has them, if `read` was asked to; they are not among `weights` then."""
     hub: bool = False  # whether it was downloaded: code that it names is then not run
     kind: str = "float32"  # how the file stores the weights, which here are unpacked
@@ -86,7 +87,7 @@ class Bundle(Identity):
 
     def widened(self) -> Bundle:
         """With all weights in float32, and none in 8 bits."""
-        wide = {name: widened(matrix) for name, matrix in self.matrices.items()}
+        wide = {name: _widened(*stored) for name, stored in self.matrices.items()}
         return replace(self, weights={**self.weights, **wide}, matrices={}) if wide else self
 
     @property
@@ -256,10 +257,10 @@ def read(
         )
     if verify and sha256_of(_required(folder, WEIGHTS)) != facts.get("weights_sha256"):
         raise UserError(f"{folder / WEIGHTS} is damaged (its checksum differs from {META}'s): {CURE}.")
-    matrices: dict[str, Matrix] = {}
+    matrices: dict[str, Stored] = {}
     weights = _weights(_required(folder, WEIGHTS), kind, str(device), matrices if narrow else None)
     if (facts["network"] or {}).get("kind", "dit") not in ("import", "given"):  # theirs may hold infinities on purpose
-        check_finite({**weights, **{name: each.scale for name, each in matrices.items()}}, folder / WEIGHTS)
+        check_finite({**weights, **{name: scale for name, (_, scale) in matrices.items()}}, folder / WEIGHTS)
     tokenizer = _text(folder, TOKENIZER, TOKENIZER_LIMIT) if (folder / TOKENIZER).exists() else None
     try:
         bundle = Bundle(
@@ -286,7 +287,7 @@ def read(
     return bundle
 
 
-def _weights(file: Path, kind: str, device: str, matrices: dict[str, Matrix] | None) -> dict[str, Tensor]:
+def _weights(file: Path, kind: str, device: str, matrices: dict[str, Stored] | None) -> dict[str, Tensor]:
     try:
         with open(file, "rb") as handle:  # a tensor takes far more memory than its line in the header
             if int.from_bytes(handle.read(8), "little") > HEADER_LIMIT:
@@ -306,7 +307,7 @@ def check_finite(weights: Mapping[str, Tensor], place: Path) -> None:
                 raise UserError(f"{place} holds numbers that are not finite ({name}): {CURE}.")
 
 
-def unpack(tensors: Mapping[str, Tensor], matrices: dict[str, Matrix] | None = None) -> dict[str, Tensor]:
+def unpack(tensors: Mapping[str, Tensor], matrices: dict[str, Stored] | None = None) -> dict[str, Tensor]:
     """What `pack` was given, rounded, in float32 and under its own names; ValueError where a part is missing.
 
     A network's matrices in 8 bits are put into `matrices` instead, if there is one.
@@ -319,9 +320,9 @@ def unpack(tensors: Mapping[str, Tensor], matrices: dict[str, Matrix] | None = N
             if stored.dim() != 2 or scale is None or scale.shape != stored.shape[:1]:
                 raise ValueError(f"{name} has no scale for each of its rows")
             if matrices is None or name.startswith(QUALITY):
-                weights[name] = widened(Matrix(stored, scale))
+                weights[name] = _widened(stored, scale)
             else:
-                matrices[name] = Matrix(stored, scale)
+                matrices[name] = stored, scale
         elif stored.dtype == torch.uint8 and name + SCALE4 in tensors:
             weights[name] = _of_four_bits(name, stored, tensors[name + SCALE4])
         elif colon + kind not in (SCALE, SCALE4):
@@ -329,6 +330,10 @@ def unpack(tensors: Mapping[str, Tensor], matrices: dict[str, Matrix] | None = N
         elif own not in tensors:
             raise ValueError(f"{name} belongs to no weight")
     return weights
+
+
+def _widened(codes: Tensor, scale: Tensor) -> Tensor:
+    return codes.float().mul_(scale[:, None])
 
 
 def _of_four_bits(name: str, stored: Tensor, scale: Tensor) -> Tensor:

@@ -184,7 +184,7 @@ class _Own(threading.local):
     many = 0
 
 
-_own = _Own()
+own = _Own()
 
 
 @cache
@@ -204,15 +204,15 @@ class alone:
     __slots__ = ("_many",)
 
     def __enter__(self) -> None:
-        asking = None if _own.many else _asking()
+        asking = None if own.many else _asking()
         self._many = 0 if asking is None else asking[0]()
         if self._many > 1 and asking is not None:
-            _own.many = self._many
+            own.many = self._many
             asking[1](1)
 
     def __exit__(self, *_: object) -> None:
         if self._many > 1 and (asking := _asking()) is not None:
-            _own.many = 0
+            own.many = 0
             asking[1](self._many)
 
 
@@ -222,11 +222,11 @@ class together:
     __slots__ = ()
 
     def __enter__(self) -> None:
-        if _own.many and (asking := _asking()) is not None:
-            asking[1](_own.many)
+        if own.many and (asking := _asking()) is not None:
+            asking[1](own.many)
 
     def __exit__(self, *_: object) -> None:
-        if _own.many and (asking := _asking()) is not None:
+        if own.many and (asking := _asking()) is not None:
             asking[1](1)
 
 

@@ -158,11 +158,11 @@ def _fill(network: Network, checkpoint: bundle.Bundle, eight: bool, floats: bool
     """Give it the weights; `floats`: whatever they are stored as, it is float32 that is computed with."""
     if eight and checkpoint.matrices and network.takes_eight_bits:
         from scdd.models.eight_bit import load_eight_bits
-        from scdd.ops.int8 import supported
+        from scdd.ops.int8 import Matrix, supported
 
         if supported():
             weights = {name: each.float() for name, each in checkpoint.network_weights.items()}
-            load_eight_bits(network, weights, checkpoint.matrices)
+            load_eight_bits(network, weights, {name: Matrix(*each) for name, each in checkpoint.matrices.items()})
             return
     weights = checkpoint.widened().network_weights
     network.load_weights({name: each.float() for name, each in weights.items()} if floats else weights)

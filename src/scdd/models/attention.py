@@ -123,8 +123,8 @@ def attend(
 
 
 def _softmax_attention(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-    """Torch's own, by all threads even where the network around it keeps to one (`Network.threads`)."""
-    if torch.compiler.is_compiling() or q.device.type != "cpu":
+    """Torch's own, by all threads even where the network around it keeps to one (`network.FEW`)."""
+    if torch.compiler.is_compiling() or not machine.own.many:
         return F.scaled_dot_product_attention(q, k, v, **options)
     with machine.together():
         return F.scaled_dot_product_attention(q, k, v, **options)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from scdd.core import machine
 from scdd.core.errors import UserError
 from scdd.core.types import Head, Vocab, padded
 from scdd.models.attention import (
@@ -25,7 +26,7 @@ from scdd.models.attention import (
     turns_at_once,
 )
 from scdd.models.blocks import Linear
-from scdd.models.network import Network
+from scdd.models.network import FEW, Network
 from scdd.models.options import LlamaConfig
 from scdd.ops.norm import add_rms_norm
 from scdd.ops.norm.reference import rms_norm
@@ -198,7 +199,8 @@ class Llama(Network):
         if not torch.compiler.is_compiling():
             self.rotary.grow(length + (cache.length if cache is not None else 0))
         cast = torch.autocast(z_t.device.type, self.compute_dtype) if self.compute_dtype else nullcontext()
-        with self.threads(z_t), cast:
+        few = self.eight_bit_head is not None and z_t.numel() <= FEW
+        with machine.alone() if few else nullcontext(), cast:
             states: Tensor = self(z_t, documents, ahead == 0, mask, cache)
         return states
 

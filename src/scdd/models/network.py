@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scdd.core import machine
 from scdd.core.errors import UserError
 from scdd.core.types import Head, Vocab
 from scdd.models.options import make_network
 
 FEW = 256
-"""Tokens of an evaluation in 8 bits up to which only products and attention are worth several threads."""
+"""Tokens of an evaluation in 8 bits up to which only products (`ops.int8`) and attention are worth several threads."""
 
 
 def dense_logits(hidden: Tensor, head: Head, z_t: Tensor) -> Tensor:
@@ -48,10 +46,6 @@ class Network(nn.Module, ABC):
     @abstractmethod
     def hidden(self, z_t: Tensor, t: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
         """What the head multiplies, [B, L, D], for tokens z_t [B, L] at times t [B]."""
-
-    def threads(self, z_t: Tensor) -> AbstractContextManager[None]:
-        """Around an evaluation: one thread for what is small, where the products ask for all of them by themselves (`ops.int8`)."""
-        return machine.alone() if self.eight_bit_head is not None and z_t.numel() <= FEW else nullcontext()
 
     @property
     @abstractmethod
