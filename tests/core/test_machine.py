@@ -130,3 +130,58 @@ def test_threads_are_calmed_whoever_comes_first(
     threads, names = second.split(maxsplit=1)
     assert int(threads) == 1 << (machine.cores().bit_length() - 1)
     assert names == str(sleepers)
+
+
+def test_alone_and_together() -> None:
+    """One thread inside, all of them again within, and as before afterwards, whatever happens."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with machine.alone():
+            inside = torch.get_num_threads()
+            with machine.together():
+                assert torch.get_num_threads() == 2
+            with machine.alone():
+                assert torch.get_num_threads() == inside
+            assert torch.get_num_threads() == inside
+        with pytest.raises(KeyError), machine.alone(), machine.together():
+            raise KeyError
+        assert torch.get_num_threads() == 2
+        with machine.together():
+            assert torch.get_num_threads() == 2
+        assert inside == (1 if machine._libgomp() is not None else 2)
+    finally:
+        torch.set_num_threads(before)
+
+
+FAULTS = """
+import resource, torch
+from scdd.core import machine
+torch.set_num_threads(1)
+kept = machine.keep_memory()
+def used():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(20):
+        parts = [torch.ones(1 << 21) for _ in range(4)]  # 8 MiB each
+        del parts
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+used()
+print(int(kept), used())
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only glibc is asked")
+def test_freed_memory_is_kept_unless_somebody_chose() -> None:
+    def faults(**more: str) -> list[int]:
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_"))}
+        done = subprocess.run(
+            [sys.executable, "-c", FAULTS], env={**clean, **more}, capture_output=True, text=True, check=True
+        )
+        return [int(word) for word in done.stdout.split()]
+
+    (kept, few), (chosen, many) = faults(), faults(MALLOC_TRIM_THRESHOLD_="0")
+    assert not chosen
+    if kept:
+        assert few < many / 10

@@ -15,9 +15,10 @@ from scdd.models.eight_bit import EightBitLinear, set_eight_bits, to_eight_bits,
 from scdd.models.llama import Llama
 from scdd.models.network import Network
 from scdd.models.options import LlamaConfig
+from scdd.ops import int8
 from scdd.ops.common import Filters
 from scdd.ops.head import head_stats, redraw, top
-from scdd.ops.int8 import TOP, supported
+from scdd.ops.int8 import TOP, rounded, supported
 from tests import tiny
 
 VOCAB = tiny.tokenizer().vocab
@@ -78,7 +79,7 @@ def test_the_head_rounds_states_and_nothing_else() -> None:
 
 def test_times_of_their_own_gate_as_floats_do() -> None:
     """Rows of a batch at different times cannot share folded gates: the same numbers either way."""
-    layer = EightBitLinear(torch.randn(8, 16, generator=torch.Generator().manual_seed(4)), torch.ones(8))
+    layer = EightBitLinear(rounded(torch.randn(8, 16, generator=torch.Generator().manual_seed(4))), torch.ones(8))
     x, gate = torch.randn(2, 3, 16), torch.randn(1, 1, 8)
     torch.testing.assert_close(layer.gated(x, gate), layer.gated(x, gate.expand(2, 1, 8)), rtol=1e-5, atol=1e-6)
 
@@ -89,6 +90,56 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("eight")
     read = bundle.read(tiny.checkpoint(place / "whole"))
     return bundle.write(place / "model", read, read.weights, kind="int8")
+
+
+def test_matrices_are_used_as_they_are_stored(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit by bit what float32 weights of the same file are rounded to; and nothing is rounded on the way."""
+    around = scdd.load(folder, device="cpu", dtype="float32").to("cpu", "int8").network
+    stored = bundle.read(folder, narrow=True)
+    assert stored.matrices
+    assert not stored.matrices.keys() & stored.weights.keys()
+    whole = bundle.read(folder).weights
+    assert all(torch.equal(each, whole[name]) for name, each in stored.widened().weights.items())
+    assert stored.widened().weights.keys() == whole.keys()
+
+    sizes: list[int] = []
+    monkeypatch.setattr(int8, "rounded", lambda weight: (sizes.append(weight.numel()), rounded(weight))[1])
+    straight = scdd.load(folder, device="cpu", dtype="int8").network
+    assert max(sizes, default=0) < min(codes.numel() for codes, _ in stored.matrices.values()), (
+        "small ones are stored whole"
+    )
+    expected, found = around.state_dict(), straight.state_dict()
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(found[name], each) and found[name].dtype == each.dtype for name, each in expected.items())
+    assert torch.equal(straight.head.weight, around.head.weight)
+    assert torch.equal(straight.head.scale, around.head.scale)  # type: ignore[arg-type]
+    assert not any(weight.requires_grad for weight in straight.parameters())
+
+
+def test_small_work_stays_on_one_thread_and_products_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    if machine._libgomp() is None:
+        pytest.skip("another library runs the threads")
+    network, z, before = dit(), tokens(), torch.get_num_threads()
+    to_eight_bits(network)
+    seen: dict[str, set[int]] = {"product": set(), "norm": set()}
+    real, norm = torch._int_mm, network.norm.forward
+
+    def product(*given: torch.Tensor) -> torch.Tensor:
+        seen["product"].add(torch.get_num_threads())
+        return real(*given)
+
+    def seam(*given: torch.Tensor) -> object:
+        seen["norm"].add(torch.get_num_threads())
+        return norm(*given)
+
+    monkeypatch.setattr(torch, "_int_mm", product)
+    monkeypatch.setattr(network.norm, "forward", seam)
+    try:
+        torch.set_num_threads(2)
+        network.hidden(z)
+    finally:
+        torch.set_num_threads(before)
+    assert seen == {"product": {2}, "norm": {1}}
 
 
 def test_texts_do_not_depend_on_threads_or_batch_in_any_dtype(folder: Path) -> None:

@@ -419,3 +419,19 @@ def test_on_a_gpu_compiled_gradients_are_the_eager_reference_ones(
     for _ in range(2):
         for found, expected in zip(run(), exact, strict=True):
             assert (found - expected).norm() < 0.05 * expected.norm() + 1e-4
+
+
+def test_queries_and_keys_turned_at_once_are_the_same_bits() -> None:
+    from scdd.models.attention import rotate, rotated_heads, tables
+
+    x = torch.randn(2, 37, 5, 24, generator=torch.Generator().manual_seed(0))[:, :, :4]
+    angles = tables(0, 37, 12, torch.device("cpu"))
+    assert torch.equal(rotated_heads(x, *angles), rotate(x, *angles).transpose(1, 2))
+
+
+def test_states_are_the_same_with_gradients_wanted_and_without() -> None:
+    """Two ways to turn queries and keys; only the one without gradients writes in place."""
+    made, z = network(), tokens(2, 9)
+    with torch.no_grad():
+        plain = made.hidden(z)
+    torch.testing.assert_close(made.hidden(z).detach(), plain, rtol=1e-6, atol=1e-6)

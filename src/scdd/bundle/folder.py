@@ -35,6 +35,8 @@ SCHEMA = 1
 BUNDLED = "bundled"
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 KINDS = ("float32", "bfloat16", "int8", "int4")
+Stored = tuple[Tensor, Tensor]
+"""A matrix in 8 bits as the file has it: codes [R, C] int8, and a scale a row."""
 FORMAT = {"format": "pt"}  # in the header of the weights, where transformers asks for it
 SCALE, SCALE4 = ":scale8", ":scale4"  # end a scale's name; no attribute of a module can be spelled with a colon
 QUALITY = "quality."  # begins the names of a quality head's weights (PRISM), which stand beside the network's
@@ -77,9 +79,16 @@ class Bundle(Identity):
 
     folder: Path
     weights: dict[str, Tensor]
+    matrices: Mapping[str, Stored] = field(default_factory=dict)
+    """Weights that were left in 8 bits as the file has them, if `read` was asked to; they are not among `weights` then."""
     hub: bool = False  # whether it was downloaded: code that it names is then not run
     kind: str = "float32"  # how the file stores the weights, which here are unpacked
     versions: Mapping[str, str] = field(default_factory=dict)
+
+    def widened(self) -> Bundle:
+        """With all weights in float32, and none in 8 bits."""
+        wide = {name: _widened(*stored) for name, stored in self.matrices.items()}
+        return replace(self, weights={**self.weights, **wide}, matrices={}) if wide else self
 
     @property
     def network_weights(self) -> dict[str, Tensor]:
@@ -215,12 +224,18 @@ def _here(source: str | Path) -> Path | None:
 
 
 def read(
-    source: str | Path, *, device: str | torch.device = "cpu", verify: bool = True, told: Told | None = None
+    source: str | Path,
+    *,
+    device: str | torch.device = "cpu",
+    verify: bool = True,
+    told: Told | None = None,
+    narrow: bool = False,
 ) -> Bundle:
     """A bundle from a folder, or from the Hugging Face Hub ("owner/name", optionally "@revision").
 
-    `verify` compares the weights with their recorded checksum. Packed weights come back as float32. What is no bundle of
-    ours is read as one (`convert.foreign`), with `told` for what its files do not say.
+    `verify` compares the weights with their recorded checksum. Packed weights come back as float32, but for a network's
+    matrices in 8 bits where `narrow` leaves them so (`Bundle.matrices`). What is no bundle of ours is read as one
+    (`convert.foreign`), with `told` for what its files do not say.
     """
     here = _here(source)
     folder = here or _downloaded(str(source))
@@ -242,9 +257,10 @@ def read(
         )
     if verify and sha256_of(_required(folder, WEIGHTS)) != facts.get("weights_sha256"):
         raise UserError(f"{folder / WEIGHTS} is damaged (its checksum differs from {META}'s): {CURE}.")
-    weights = _weights(_required(folder, WEIGHTS), kind, str(device))
+    matrices: dict[str, Stored] = {}
+    weights = _weights(_required(folder, WEIGHTS), kind, str(device), matrices if narrow else None)
     if (facts["network"] or {}).get("kind", "dit") not in ("import", "given"):  # theirs may hold infinities on purpose
-        check_finite(weights, folder / WEIGHTS)
+        check_finite({**weights, **{name: scale for name, (_, scale) in matrices.items()}}, folder / WEIGHTS)
     tokenizer = _text(folder, TOKENIZER, TOKENIZER_LIMIT) if (folder / TOKENIZER).exists() else None
     try:
         bundle = Bundle(
@@ -257,6 +273,7 @@ def read(
             step=facts["step"],
             tokens=facts["tokens"],
             weights=weights,
+            matrices=matrices,
             hub=here is None,
             kind=kind,
             versions=facts["versions"],
@@ -270,13 +287,13 @@ def read(
     return bundle
 
 
-def _weights(file: Path, kind: str, device: str) -> dict[str, Tensor]:
+def _weights(file: Path, kind: str, device: str, matrices: dict[str, Stored] | None) -> dict[str, Tensor]:
     try:
         with open(file, "rb") as handle:  # a tensor takes far more memory than its line in the header
             if int.from_bytes(handle.read(8), "little") > HEADER_LIMIT:
                 raise ValueError("its header is too long")
         weights = load_file(file, device=device)
-        return weights if kind == "float32" else unpack(weights)
+        return weights if kind == "float32" else unpack(weights, matrices)
     except (OSError, ValueError, TypeError, KeyError, RuntimeError, safetensors.SafetensorError) as error:
         raise UserError(f"{file} is damaged ({reason(error)}): {CURE}.") from error
 
@@ -290,8 +307,11 @@ def check_finite(weights: Mapping[str, Tensor], place: Path) -> None:
                 raise UserError(f"{place} holds numbers that are not finite ({name}): {CURE}.")
 
 
-def unpack(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What `pack` was given, rounded, in float32 and under its own names; ValueError where a part is missing."""
+def unpack(tensors: Mapping[str, Tensor], matrices: dict[str, Stored] | None = None) -> dict[str, Tensor]:
+    """What `pack` was given, rounded, in float32 and under its own names; ValueError where a part is missing.
+
+    A network's matrices in 8 bits are put into `matrices` instead, if there is one.
+    """
     weights: dict[str, Tensor] = {}
     for name, stored in tensors.items():
         own, colon, kind = name.rpartition(":")
@@ -299,7 +319,10 @@ def unpack(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             scale = tensors.get(name + SCALE)
             if stored.dim() != 2 or scale is None or scale.shape != stored.shape[:1]:
                 raise ValueError(f"{name} has no scale for each of its rows")
-            weights[name] = stored.float().mul_(scale[:, None])
+            if matrices is None or name.startswith(QUALITY):
+                weights[name] = _widened(stored, scale)
+            else:
+                matrices[name] = stored, scale
         elif stored.dtype == torch.uint8 and name + SCALE4 in tensors:
             weights[name] = _of_four_bits(name, stored, tensors[name + SCALE4])
         elif colon + kind not in (SCALE, SCALE4):
@@ -307,6 +330,10 @@ def unpack(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         elif own not in tensors:
             raise ValueError(f"{name} belongs to no weight")
     return weights
+
+
+def _widened(codes: Tensor, scale: Tensor) -> Tensor:
+    return codes.float().mul_(scale[:, None])
 
 
 def _of_four_bits(name: str, stored: Tensor, scale: Tensor) -> Tensor:

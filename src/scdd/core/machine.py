@@ -2,7 +2,8 @@
 
 OpenMP's threads spin for milliseconds between two products, which on a core that another process wants makes a text take fifteen
 times as long. They are told not to before torch is loaded, by the environment (`calm_threads`, as `scdd` is imported), or after it by
-libgomp's own rule (`settle_threads`, as the first model is loaded). Whoever has set these variables keeps them.
+libgomp's own rule (`settle_threads`, as the first model is loaded). Whoever has set these variables keeps them. Work that is too
+small to be shared stays on one core (`alone`), and freed memory with the process (`keep_memory`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ import math
 import os
 import sys
 import threading
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 ROOT = Path("/")
 # Enough for the gaps inside one evaluation; more gains nothing, and costs more if somebody comes.
@@ -21,6 +25,8 @@ WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 COUNTING = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 MOST = 256  # threads that are started only to be counted
 EIGHT_BITS = {"avx512_vnni", "avx_vnni", "amx_int8"}
+TRIM, MAP = -1, -3  # mallopt's names: freed bytes that are kept, and the smallest tensor that gets pages of its own
+KEPT, LARGEST = 256 << 20, 32 << 20  # the latter is the most that glibc allows
 
 _late = False  # whether torch was there first, and nobody had said how threads wait
 
@@ -139,14 +145,24 @@ def settle_threads() -> None:
         _outnumber(max(os.cpu_count() or 1, usual) + 1)
 
 
-def _outnumber(count: int) -> bool:
-    """Let libgomp manage so many threads more, all asleep; False where another library than libgomp runs the threads."""
+@cache
+def _libgomp() -> Any:
+    """The library that runs torch's threads; None where it is another one."""
     maps = _read(ROOT / "proc/self/maps").splitlines()
     path = next((line.split(maxsplit=5)[5] for line in maps if "/libgomp" in line), None)
-    if path is None or count > MOST:
+    try:
+        return None if path is None else ctypes.CDLL(path)
+    except OSError:
+        return None
+
+
+def _outnumber(count: int) -> bool:
+    """Let libgomp manage so many threads more, all asleep; False where another library than libgomp runs the threads."""
+    gomp = _libgomp()
+    if gomp is None or count > MOST:
         return False
     try:
-        gomp, nothing = ctypes.CDLL(path), ctypes.CDLL(None).free  # free(NULL) is what each of them does
+        nothing = ctypes.CDLL(None).free  # free(NULL) is what each of them does
         start = gomp.GOMP_parallel
     except (OSError, AttributeError):
         return False
@@ -160,3 +176,74 @@ def _outnumber(count: int) -> bool:
 
     threading.Thread(target=hold, name="scdd-outnumber", daemon=True).start()
     return started.wait(5.0)
+
+
+class _Own(threading.local):
+    """How many threads this one shares its work with, while it is `alone`; 0 otherwise."""
+
+    many = 0
+
+
+own = _Own()
+
+
+@cache
+def _asking() -> tuple[Callable[[], int], Callable[[int], object]] | None:
+    """Ask and tell libgomp with how many threads the calling one shares its work: a fraction of a microsecond each."""
+    gomp = _libgomp()
+    return None if gomp is None else (gomp.omp_get_max_threads, gomp.omp_set_num_threads)
+
+
+class alone:
+    """While it lasts, torch's operations of this thread run on one core, but for those within `together`.
+
+    To wake the others takes as long as a pass over 100,000 numbers, and many times as long if they sleep. Results are the same
+    (`even`). Where another library than libgomp runs the threads nothing changes.
+    """
+
+    __slots__ = ("_many",)
+
+    def __enter__(self) -> None:
+        asking = None if own.many else _asking()
+        self._many = 0 if asking is None else asking[0]()
+        if self._many > 1 and asking is not None:
+            own.many = self._many
+            asking[1](1)
+
+    def __exit__(self, *_: object) -> None:
+        if self._many > 1 and (asking := _asking()) is not None:
+            own.many = 0
+            asking[1](self._many)
+
+
+class together:
+    """Within `alone`: all threads again, for what is worth it."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        if own.many and (asking := _asking()) is not None:
+            asking[1](own.many)
+
+    def __exit__(self, *_: object) -> None:
+        if own.many and (asking := _asking()) is not None:
+            asking[1](1)
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+def keep_memory() -> bool:
+    """Ask glibc to keep what is freed for what is asked for next; False where there is no glibc, or somebody has chosen.
+
+    A step of a walk frees 40 MB and asks for as much again. Pages that went back to the system come back one fault at a time,
+    each filled with zeros first: a quarter of a text's time.
+    """
+    chosen = any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ)
+    if chosen or not sys.platform.startswith("linux"):
+        return False
+    try:
+        tell = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False
+    return bool(tell(TRIM, KEPT)) and bool(tell(MAP, LARGEST))

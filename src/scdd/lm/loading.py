@@ -68,13 +68,15 @@ def load(
             )
     if source is not None and not str(source):
         raise UserError("The model's name is empty: give a folder or a Hub id, or leave it out for the bundled one.")
-    checkpoint = bundle.read(bundle.BUNDLED if source is None else source)
+    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    narrow = str(place) == "cpu" and dtype in (None, "int8") and network is None
+    checkpoint = bundle.read(bundle.BUNDLED if source is None else source, narrow=narrow)
     if checkpoint.tokenizer is None:
         raise UserError(
             f"{checkpoint.folder} has no tokenizer.json, so it cannot write text: convert it with its tokenizer."
         )
     spec = model_recipe(checkpoint.recipe, str(checkpoint.folder / "recipe.yaml"), changes)
-    denoiser = _network(checkpoint, network)
+    denoiser = _network(checkpoint, network, eight=narrow and (dtype == "int8" or machine.multiplies_eight_bits()))
     model = LM(
         denoiser,
         _process(checkpoint, spec, process),
@@ -92,7 +94,6 @@ def load(
     template = checkpoint.extra.get(bundle.CHAT_TEMPLATE)
     model.chat_template = template if isinstance(template, str) else None
     model.graphs = graphs
-    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
     return model.to(place, dtype or _usual_dtype(checkpoint, denoiser, str(place)))
 
 
@@ -116,9 +117,14 @@ def _tokenizer(checkpoint: bundle.Bundle) -> TextTokenizer:
     return tokenizer
 
 
-def _network(checkpoint: bundle.Bundle, own: nn.Module | Callable[[Vocab], nn.Module] | None) -> Network:
-    """The network with the checkpoint's weights: one that the caller has, or the one that the checkpoint describes."""
-    weights, description = checkpoint.network_weights, checkpoint.network
+def _network(
+    checkpoint: bundle.Bundle, own: nn.Module | Callable[[Vocab], nn.Module] | None, eight: bool = False
+) -> Network:
+    """The network with the checkpoint's weights: one that the caller has, or the one that the checkpoint describes.
+
+    `eight`: in 8 bits, if the checkpoint has it so and network and torch can.
+    """
+    description = checkpoint.network
     try:
         if own is not None:
             from scdd.models.foreign import given
@@ -131,15 +137,14 @@ def _network(checkpoint: bundle.Bundle, own: nn.Module | Callable[[Vocab], nn.Mo
         elif description.get("kind") == "import" and checkpoint.hub:
             raise UserError(f"its network would run the code of {description.get('target')} on this machine")
         else:
-            if description.get("kind") != "import":  # whatever they are stored as, it is float32 that is computed with
-                weights = {name: each.float() for name, each in weights.items()}
-            network = unfilled(description, checkpoint.vocab, len(weights))
+            count = len(checkpoint.network_weights) + len(checkpoint.matrices)
+            network = unfilled(description, checkpoint.vocab, count)
     except UserError as error:
         raise UserError(
             f"{checkpoint.folder}: {str(error).rstrip('.')}; hand the network over, scdd.load(…, network=module)."
         ) from error
     try:
-        network.load_weights(weights)
+        _fill(network, checkpoint, eight, floats=own is None and (description or {}).get("kind") != "import")
     except RuntimeError as error:
         detail = str(error).splitlines()[-1].strip()[:300]
         whose, cure = (
@@ -147,6 +152,20 @@ def _network(checkpoint: bundle.Bundle, own: nn.Module | Callable[[Vocab], nn.Mo
         )
         raise UserError(f"{checkpoint.folder}'s weights do not fit {whose} network ({detail}): {cure}.") from error
     return network.eval().requires_grad_(False)
+
+
+def _fill(network: Network, checkpoint: bundle.Bundle, eight: bool, floats: bool) -> None:
+    """Give it the weights; `floats`: whatever they are stored as, it is float32 that is computed with."""
+    if eight and checkpoint.matrices and network.takes_eight_bits:
+        from scdd.models.eight_bit import load_eight_bits
+        from scdd.ops.int8 import Matrix, supported
+
+        if supported():
+            weights = {name: each.float() for name, each in checkpoint.network_weights.items()}
+            load_eight_bits(network, weights, {name: Matrix(*each) for name, each in checkpoint.matrices.items()})
+            return
+    weights = checkpoint.widened().network_weights
+    network.load_weights({name: each.float() for name, each in weights.items()} if floats else weights)
 
 
 def _process(

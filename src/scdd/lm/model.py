@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from scdd.lm.edits.channel import Channel
     from scdd.samplers.graphs import StepGraphs
 
+machine.keep_memory()
 machine.settle_threads()  # who draws, serves or trains comes by here: torch is there now, and no product has been made
 
 Grid = GridKind | Sequence[float]

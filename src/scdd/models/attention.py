@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
+from scdd.core import machine
 from scdd.core.errors import UserError
 from scdd.ops.common import HAS_TRITON
 
@@ -118,7 +119,15 @@ def attend(
     causal = causal and mask is None
     if q.shape[1] != k.shape[1]:
         return _grouped(q, k, v, mask, causal)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
+    return _softmax_attention(q, k, v, attn_mask=mask, is_causal=causal)
+
+
+def _softmax_attention(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    """Torch's own, by all threads even where the network around it keeps to one (`network.FEW`)."""
+    if torch.compiler.is_compiling() or not machine.own.many:
+        return F.scaled_dot_product_attention(q, k, v, **options)
+    with machine.together():
+        return F.scaled_dot_product_attention(q, k, v, **options)
 
 
 def _grouped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
@@ -130,14 +139,14 @@ def _grouped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool)
         # A group's heads are so many more queries of one head: nothing of the keys and values is copied.
         if mask is not None:
             mask = mask.expand(*mask.shape[:-2], length, k.shape[2]).repeat(*(1,) * (mask.dim() - 2), groups, 1)
-        mixed = F.scaled_dot_product_attention(q.reshape(batch, -1, groups * length, width), k, v, attn_mask=mask)
+        mixed = _softmax_attention(q.reshape(batch, -1, groups * length, width), k, v, attn_mask=mask)
         return mixed.reshape(batch, heads, length, width)
     half = q.dtype in (torch.bfloat16, torch.float16)
     if way == "native" and half and mask is None and width <= FLASH_WIDTH:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
+        return _softmax_attention(q, k, v, is_causal=causal, enable_gqa=True)
     # SDPA's other kernels want as many heads everywhere; asked to group them, it would take its slowest.
     k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
+    return _softmax_attention(q, k, v, attn_mask=mask, is_causal=causal)
 
 
 # -- rotary position embedding, over half-split channels of queries and keys -------------------------------------------
@@ -222,3 +231,23 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     cos, sin = cos[:, None, :], sin[:, None, :]
     a, b = x.float().view(*x.shape[:-1], 2, -1).unbind(-2)
     return torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-2).flatten(-2).to(x.dtype)
+
+
+def turns_at_once(x: Tensor) -> bool:
+    """Whether `rotated_heads` is for it: on a CPU, where nothing fuses what `rotate` does."""
+    plain = x.device.type == "cpu" and x.dtype == torch.float32
+    return plain and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+
+
+def rotated_heads(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """`rotate`, and then heads before positions, [B, heads, L, 2 · pairs]: written where it stays, without gradients.
+
+    The same products and sums as there, so the same bits, in six passes over halves and no copy.
+    """
+    length, pairs = cos.shape
+    halves = x.transpose(1, 2).view(x.shape[0], x.shape[2], length, 2, pairs)
+    out = x.new_empty(x.shape[0], x.shape[2], length, 2, pairs)
+    (a, b), (first, second) = halves.unbind(-2), out.unbind(-2)
+    torch.mul(a, cos, out=first).sub_(b * sin)
+    torch.mul(b, cos, out=second).add_(a * sin)
+    return out.flatten(-2)

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from scdd.core import machine
 from scdd.core.errors import UserError
 from scdd.core.types import Head, Vocab, padded
 from scdd.models.attention import Cache, Rotary, document_mask, recomputed
 from scdd.models.blocks import Block, Conditioned, Linear, Norm, TimeEmbedding, parts_of, uniform_
-from scdd.models.network import Network
+from scdd.models.network import FEW, Network
 from scdd.models.options import DiTConfig
 from scdd.ops.norm import add_norm
 
@@ -119,7 +120,9 @@ class DiT(Network):
             cache.room_for(z_t.shape[1])
         if not torch.compiler.is_compiling():
             self.rotary.grow(z_t.shape[1] + (cache.length if cache is not None else 0))
-        with torch.autocast(z_t.device.type, self.compute_dtype) if self.compute_dtype else nullcontext():
+        cast = torch.autocast(z_t.device.type, self.compute_dtype) if self.compute_dtype else nullcontext()
+        few = self.eight_bit_head is not None and z_t.numel() <= FEW
+        with machine.alone() if few else nullcontext(), cast:
             states: Tensor = self(z_t, t, documents, cache)
         return states
 

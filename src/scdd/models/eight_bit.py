@@ -5,6 +5,7 @@ All between them stays float32, as do embedding, norms, attention and softmax. I
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -23,9 +24,8 @@ class EightBitLinear(nn.Module):
 
     scale: Tensor
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, matrix: int8.Matrix, bias: Tensor | None) -> None:
         super().__init__()
-        matrix = int8.rounded(weight)
         self.weight = nn.Parameter(matrix.codes, requires_grad=False)
         self.register_buffer("scale", matrix.scale)
         self.bias = None if bias is None else nn.Parameter(bias.detach().float(), requires_grad=False)
@@ -65,14 +65,46 @@ def set_eight_bits(network: nn.Module, wanted: bool, device: torch.device) -> No
 
 def to_eight_bits(network: Network) -> None:
     """Replace the maps from activations to activations, and the head, in place; the maps' float32 weights are gone then."""
-    for name in network.hidden_matrices():
-        path = name.removesuffix(".weight")
-        linear = network.get_submodule(path)
-        if isinstance(linear, nn.Linear) and linear.in_features >= NARROWEST:
-            place, _, last = path.rpartition(".")
-            setattr(network.get_submodule(place), last, EightBitLinear(linear.weight, linear.bias))
+    for path, linear in _maps(network):
+        _put(network, path, EightBitLinear(int8.rounded(linear.weight), linear.bias))
+    _set_head(network, int8.rounded(network.head.weight))
+
+
+def load_eight_bits(network: Network, weights: Mapping[str, Tensor], matrices: Mapping[str, int8.Matrix]) -> None:
+    """What `load_weights` with all weights and then `to_eight_bits` do, for matrices that were stored in 8 bits: those are used as
+    they are, never widened only to be rounded again. RuntimeError where they do not fit."""
+    known = {name: int8.stored(matrix) for name, matrix in matrices.items()}
+    given = dict(weights)
+    head = next(name for name, weight in network.named_parameters() if weight is network.head.weight)
+    replaced = set()
+    for path, linear in _maps(network):
+        matrix = known.get(f"{path}.weight")
+        if matrix is not None:
+            _put(network, path, EightBitLinear(matrix, linear.bias))
+            given |= {f"{path}.weight": matrix.codes, f"{path}.scale": matrix.scale}
+            replaced.add(f"{path}.weight")
+    for name in matrices.keys() - replaced:
+        given[name] = int8.widened(matrices[name])
+    network.load_weights(given)
+    for path, linear in _maps(network):  # those that were stored otherwise
+        _put(network, path, EightBitLinear(int8.rounded(linear.weight), linear.bias))
+    _set_head(network, known[head] if head in known else int8.rounded(network.head.weight))
+
+
+def _maps(network: Network) -> list[tuple[str, nn.Linear]]:
+    """The maps from activations to activations that are worth 8 bits and are not in them, by their paths."""
+    paths = [name.removesuffix(".weight") for name in network.hidden_matrices()]
+    found = [(path, network.get_submodule(path)) for path in paths]
+    return [(path, each) for path, each in found if isinstance(each, nn.Linear) and each.in_features >= NARROWEST]
+
+
+def _put(network: nn.Module, path: str, module: nn.Module) -> None:
+    place, _, last = path.rpartition(".")
+    setattr(network.get_submodule(place), last, module)
+
+
+def _set_head(network: Network, matrix: int8.Matrix) -> None:
     head = network.head
-    matrix = int8.rounded(head.weight)
     bias = None if head.bias is None else head.bias.detach().float()
     network.eight_bit_head = replace(head, weight=matrix.codes, scale=matrix.scale, bias=bias)
 
@@ -81,11 +113,10 @@ def to_floats(network: Network) -> None:
     """The way back: float32 maps of what the 8 bits say, in place."""
     for path, module in list(network.named_modules()):
         if isinstance(module, EightBitLinear):
-            place, _, last = path.rpartition(".")
             rows, columns = module.weight.shape
             linear = Linear(columns, rows, bias=module.bias is not None)
-            linear.weight = nn.Parameter(module.weight.float() * module.scale[:, None], requires_grad=False)
+            linear.weight = nn.Parameter(int8.widened(int8.Matrix(module.weight, module.scale)), requires_grad=False)
             if module.bias is not None:
                 linear.bias = module.bias
-            setattr(network.get_submodule(place), last, linear.eval())
+            _put(network, path, linear.eval())
     network.eight_bit_head = None

@@ -11,11 +11,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from scdd.core import machine
 from scdd.core.errors import UserError
 from scdd.core.types import Head, Vocab, padded
-from scdd.models.attention import Cache, LayerCache, Rotary, attend, document_mask, recomputed, rotate
+from scdd.models.attention import (
+    Cache,
+    LayerCache,
+    Rotary,
+    attend,
+    document_mask,
+    recomputed,
+    rotate,
+    rotated_heads,
+    turns_at_once,
+)
 from scdd.models.blocks import Linear
-from scdd.models.network import Network
+from scdd.models.network import FEW, Network
 from scdd.models.options import LlamaConfig
 from scdd.ops.norm import add_rms_norm
 from scdd.ops.norm.reference import rms_norm
@@ -101,10 +112,15 @@ class Block(nn.Module):
         """Stream x and what is to be added to it, both [B, L, D]; rotary tables [L, Dh/2]."""
         x, normal = self.norm1(x, delta)
         batch, length, _ = x.shape
-        q, k, v = self.qkv(normal).view(batch, length, sum(self.heads), -1).split(self.heads, dim=2)
+        every = self.qkv(normal).view(batch, length, sum(self.heads), -1)
+        q, k, v = every.split(self.heads, dim=2)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm.alone(q), self.k_norm.alone(k)
-        q, k = rotate(q, *rotary).transpose(1, 2), rotate(k, *rotary).transpose(1, 2)
+        if self.q_norm is None and turns_at_once(every):
+            turned = rotated_heads(every[:, :, : -self.heads[2]], *rotary)
+            q, k = turned[:, : self.heads[0]], turned[:, self.heads[0] :]
+        else:
+            q, k = rotate(q, *rotary).transpose(1, 2), rotate(k, *rotary).transpose(1, 2)
         mixed = attend(q, k, v.transpose(1, 2), causal, mask, cache)
         x, normal = self.norm2(x, self.out(mixed.transpose(1, 2).reshape(batch, length, -1)))
         inner = self.mlp_in(normal)
@@ -182,7 +198,9 @@ class Llama(Network):
             mask = torch.ones(length, length, dtype=torch.bool, device=z_t.device).tril(ahead)[None, None]
         if not torch.compiler.is_compiling():
             self.rotary.grow(length + (cache.length if cache is not None else 0))
-        with torch.autocast(z_t.device.type, self.compute_dtype) if self.compute_dtype else nullcontext():
+        cast = torch.autocast(z_t.device.type, self.compute_dtype) if self.compute_dtype else nullcontext()
+        few = self.eight_bit_head is not None and z_t.numel() <= FEW
+        with machine.alone() if few else nullcontext(), cast:
             states: Tensor = self(z_t, documents, ahead == 0, mask, cache)
         return states
 

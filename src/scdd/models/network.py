@@ -14,6 +14,9 @@ from scdd.core.errors import UserError
 from scdd.core.types import Head, Vocab
 from scdd.models.options import make_network
 
+FEW = 256
+"""Tokens of an evaluation in 8 bits up to which only products (`ops.int8`) and attention are worth several threads."""
+
 
 def dense_logits(hidden: Tensor, head: Head, z_t: Tensor) -> Tensor:
     """All logits, [..., V] float32, the mask's −inf. For tests and small work: it holds V numbers per position."""

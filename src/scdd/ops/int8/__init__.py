@@ -47,6 +47,19 @@ def rounded(weight: Tensor) -> Matrix:
     return Matrix(codes, scale)
 
 
+def widened(matrix: Matrix) -> Tensor:
+    """The weight in float32."""
+    return matrix.codes.float().mul_(matrix.scale[:, None])
+
+
+def stored(matrix: Matrix) -> Matrix:
+    """What `rounded` makes of a matrix in 8 bits whose rows use their largest code, without widening it: the codes stay.
+
+    The scale goes through the same two roundings, so that a text does not tell which way its model was loaded.
+    """
+    return Matrix(matrix.codes, (matrix.scale.float() * TOP).div_(TOP).clamp_min_(SMALLEST))
+
+
 def linear(x: Tensor, matrix: Matrix, bias: Tensor | None = None, impl: str = "auto") -> Tensor:
     """x [..., K] times the matrix [N, K], and the bias [N]: [..., N] float32."""
     if impl not in IMPLS:

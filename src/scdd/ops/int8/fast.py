@@ -5,7 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from scdd.core import machine
+
 
 def product(rows: Tensor, codes: Tensor) -> Tensor:
     """See `reference.product`."""
-    return torch._int_mm(rows.to(torch.int8), codes.T).float()
+    narrow = rows.to(torch.int8)
+    with machine.together():
+        sums = torch._int_mm(narrow, codes.T)
+    return sums.float()
