@@ -53,6 +53,34 @@ def test_numbers_that_are_told_were_measured(results: ModuleType, where: str) ->
     assert {number for number in said if number not in measured} == set()
 
 
+def test_the_small_scales_table_is_its_reports(results: ModuleType) -> None:
+    """Row by row, column by column."""
+    systems = (
+        "SCDD elbo 0.2",
+        "SCDD elbo 0.1",
+        "SCDD gidd+ 0.2",
+        "GIDD+ 0.2",
+        "SCDD scdd+ 0.2",
+        "MDLM elbo",
+        "MDLM gidd+",
+    )
+    report, generated = (
+        (SMALL / "report.md").read_text(encoding="utf-8"),
+        "Generative perplexity by network evaluations",
+    )
+    columns = [("Likelihood: bounds, convention ours", "PPL")]
+    columns += [(f"{generated}: convention {who}", nfe) for who in ("ours", "authors") for nfe in ("32", "128")]
+
+    def cell(heading: str, column: str, system: str) -> str:
+        lines = report.split(f"### {heading}\n")[1].strip().splitlines()
+        names, *rows = ([each.strip() for each in line.strip("|").split("|")] for line in lines if line.startswith("|"))
+        return next(row for row in rows if row[0] == system)[names.index(column)]
+
+    said = results.PAGE.read_text(encoding="utf-8").split("| loss, process |")[1].split("\n\n")[0].splitlines()[2:]
+    found = [[each.strip() for each in line.strip("|").split("|")][1:] for line in said]
+    assert found == [[cell(*column, system) for column in columns] for system in systems]
+
+
 def test_the_small_scales_report_is_made_of_its_published_numbers(tmp_path: Path) -> None:
     """The command that the page names, on the records alone."""
     shutil.copy(SMALL / "records.jsonl", tmp_path)

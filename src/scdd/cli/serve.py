@@ -53,7 +53,9 @@ def serve(
     workers: Annotated[int | None, typer.Option(help="Threads that compute; default: 1, which uses all cores.")] = None,
     group: Annotated[
         int | None,
-        typer.Option(help="Rows of every network evaluation; default: 64 on a GPU; on a CPU as many as change no bit."),
+        typer.Option(
+            help="Rows of a network evaluation, or fewer where that changes no bit; default: 64 on a GPU; on a CPU as many as change none."
+        ),
     ] = None,
     changes: o.Changes = None,
     log_level: Annotated[str, typer.Option(help="critical, error, warning, info or debug.")] = "info",

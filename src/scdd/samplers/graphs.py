@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("scdd.samplers")
 _CAPTURING = threading.Lock()
-MOST = 8  # shapes that are kept, each with its tensors and graphs
+MOST = 16  # shapes that are kept, each with its tensors and graphs
 STEPS = 256  # rows of a table of steps, at least
 
 

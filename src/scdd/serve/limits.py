@@ -26,4 +26,4 @@ class Limits:
     workers: int = 1
     """Threads that compute."""
     rows_per_forward: int | None = None
-    """Rows of every network evaluation, filled up if need be; None on a CPU, where `sharing` finds out."""
+    """Rows of a network evaluation, filled up if need be, or fewer that give the same bits; None on a CPU, where `sharing` finds out."""

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from scdd.core.rng import CounterRNG, integers, uniforms
 from scdd.lm.model import LM
+from scdd.models.graphed import Graphed
 from scdd.ops.common import EVEN, Filters, compute_weights, raw_logits
 from scdd.samplers.prediction import Group, Prediction, row_groups
 
@@ -53,7 +54,8 @@ class Sharing:
     def __init__(self, lm: LM, fixed: int | None) -> None:
         """`fixed`: evaluate this many rows always, filled up (a GPU), or more where these do not agree."""
         self._lm, self._fixed = lm, fixed
-        self._tried: dict[tuple[int, ...], bool] = {}
+        self._tried: dict[tuple[int, int], bool] = {}
+        self._few: dict[tuple[int, int], tuple[int, ...]] = {}
         self._able = (fixed is not None or lm.device.type == "cpu") and not lm.engine.autoregressive
 
     def shape(self, length: int) -> Shape:
@@ -65,7 +67,7 @@ class Sharing:
         size = next((k for k in sizes if k == 1 or self._agrees(k, width)), 1)
         if size == 1:
             return Shape(length, rows=1)
-        return Shape(None, width, size, tuple(k for k in FEW if k < size and self._few_agree(k, size, width)))
+        return Shape(None, width, size, self._fewer(size, width))
 
     def _width(self, length: int) -> int:
         """Few of them, so that texts of many lengths share: 136 columns, 264, 520, … up to the context."""
@@ -122,19 +124,24 @@ class Sharing:
         )
         return all(torch.equal(a[real], b.roll(-1, 0)[real]) for a, b in zip(here, next_, strict=True))
 
-    def _few_agree(self, few: int, size: int, width: int) -> bool:
-        """Rows of all lengths, among so few and among the usual number. Places agree already."""
-        tried = few, size, width
-        if tried not in self._tried:
+    def _fewer(self, size: int, width: int) -> tuple[int, ...]:
+        """Numbers of rows below `size` among which a row is what it is among `size`; places agree already. None are tried of a
+        compiled network, which each would have to be compiled for."""
+        if (size, width) not in self._few:
+            compiled = isinstance(self._lm.engine.model.denoiser, Graphed)
             z, u = self._random(size, width)
-            lengths = [width - i % (width // 2) for i in range(size)]
-            real = torch.arange(width, device=z.device) < torch.tensor(lengths, device=z.device)[:, None]
-            rows = min(size, TRIALS * few)
-            usual = self._seen(z, u, row_groups(z, lengths, size, masked=True))
-            z, u, real, lengths = z[:rows], u[:rows], real[:rows], lengths[:rows]
-            found = self._seen(z, u, row_groups(z, lengths, few, masked=True))
-            self._tried[tried] = all(torch.equal(a[real], b[:rows][real]) for a, b in zip(found, usual, strict=True))
-        return self._tried[tried]
+            lengths = [1 + 37 * i % width for i in range(size)]  # long and short ones among the first few
+            usual = [] if compiled else self._seen(z, u, row_groups(z, lengths, size, masked=True))
+
+            def agree(few: int) -> bool:
+                rows = min(size, TRIALS * few)
+                ends = torch.tensor(lengths[:rows], device=z.device)[:, None]
+                real = torch.arange(width, device=z.device) < ends
+                found = self._seen(z[:rows], u[:rows], row_groups(z[:rows], lengths[:rows], few, masked=True))
+                return all(torch.equal(a[real], b[:rows][real]) for a, b in zip(found, usual, strict=True))
+
+            self._few[size, width] = () if compiled else tuple(k for k in FEW if k < size and agree(k))
+        return self._few[size, width]
 
     def _rows_agree(self, size: int, length: int) -> bool:
         """Together and one by one."""
@@ -153,8 +160,9 @@ class Sharing:
     def _seen(self, z: Tensor, u: Tensor, groups: Sequence[Group]) -> list[Tensor]:
         """What a sampler can see of the rows."""
         denoiser, everywhere = self._lm.engine.model.denoiser, torch.ones_like(u, dtype=torch.bool)
-        prediction = Prediction(denoiser, groups, z, 0.5, FILTERS)
-        return [prediction.log_p_z, *prediction.draw(everywhere, u), *prediction.top()]
+        prediction, quality = Prediction(denoiser, groups, z, 0.5, FILTERS), self._lm.engine.model.quality
+        judged = [] if quality is None else [prediction.apply(quality)]
+        return [prediction.log_p_z, *prediction.draw(everywhere, u), *prediction.top(), *judged]
 
     @cached_property
     @torch.no_grad()

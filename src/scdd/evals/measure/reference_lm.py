@@ -12,6 +12,7 @@ import contextlib
 import io
 import shutil
 import tempfile
+import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from importlib import import_module
@@ -33,6 +34,7 @@ from scdd.evals.measure.progress import Watch, unwatched
 from scdd.evals.measure.store import MeasureContext, shared
 from scdd.lm.run import Window, windows
 
+_FLAG = threading.Lock()
 LONGEST = 2048  # for models that do not say how much they can read
 CAUSAL = "a causal language model's hub name, folder or .gguf file, or one of our own autoregressive checkpoints"
 
@@ -159,13 +161,14 @@ class HubReferenceLM:
 
 @contextlib.contextmanager
 def _tensor_cores(device: torch.device) -> Iterator[None]:
-    """Products of float32 on a GPU's tensor cores, rounded to ten bits: some 1e-4 nats a token, and three times as fast."""
+    """Products of float32 on a GPU's tensor cores, their factors rounded to ten bits."""
     settings = torch.backends.cuda.matmul
-    before, settings.allow_tf32 = settings.allow_tf32, settings.allow_tf32 or device.type == "cuda"
-    try:
-        yield
-    finally:
-        settings.allow_tf32 = before
+    with _FLAG:  # the whole process's
+        before, settings.allow_tf32 = settings.allow_tf32, settings.allow_tf32 or device.type == "cuda"
+        try:
+            yield
+        finally:
+            settings.allow_tf32 = before
 
 
 def _loaded(name: str, device: torch.device) -> tuple[Any, Any]:

@@ -10,7 +10,9 @@ from scdd.evals.measure.edit_scores import scores
 from scdd.evals.measure.model import EvalModel
 from scdd.evals.measure.pairs import Pairs
 from scdd.evals.measure.store import MeasureContext, Measurement, fingerprint, shared
+from scdd.lm.edits import grammar
 from scdd.lm.edits.channel import usual_channel
+from scdd.lm.edits.lexicon import english
 
 SHOWN = 4  # repairs kept in a measurement for the report
 
@@ -48,4 +50,7 @@ def measure_repair(context: MeasureContext, model: EvalModel, pairs: Pairs, spec
     settings = {"text": fingerprint([pairs.sources, pairs.references]), "seed": spec.seed, **asdict(options)}
     if options.mode == "edit":
         settings["channel"] = fingerprint((model.lm.channel or usual_channel()).json())
+        settings["candidates"] = fingerprint(
+            [grammar.SETS, sorted(grammar.DELETED), grammar.INSERTED, english().counts]
+        )
     return context.store.measurement("repair", model, settings, run, pairs.name)
