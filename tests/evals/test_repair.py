@@ -35,6 +35,7 @@ from scdd.evals.measure.model import EvalModel
 from scdd.evals.measure.pairs import make_pairs, read_pairs
 from scdd.evals.measure.repair import RepairSpec, measure_repair
 from scdd.evals.measure.store import MeasureContext, Store
+from scdd.lm.edits import grammar
 from scdd.lm.edits.lexicon import english
 from tests import tiny
 
@@ -200,6 +201,19 @@ def test_errors_are_made_in_clean_text(text: Path) -> None:
         assert pairs == make_pairs([str(text)], kind, 0.2, 6, 0)  # type: ignore[arg-type]
         assert any(source != reference for source, (reference,) in zip(pairs.sources, pairs.references, strict=True))
         assert all(reference in tiny.TEXT * 8 for (reference,) in pairs.references)
+
+
+def test_other_candidates_are_another_measurement(
+    scdd: EvalModel, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer that was kept before a list of words changed is none of the new list's."""
+    context, pairs = MeasureContext(Store(tmp_path / "out")), read_pairs(str(folder))
+    edit, one_pass = (RepairSpec({"mode": mode}) for mode in ("edit", "pass"))
+    before = [measure_repair(context, scdd, pairs, spec).hash for spec in (edit, one_pass)]
+    monkeypatch.setattr(grammar, "SETS", (*grammar.SETS, ("colour", "color")))
+    after = [measure_repair(context, scdd, pairs, spec).hash for spec in (edit, one_pass)]
+    assert after[0] != before[0]
+    assert after[1] == before[1], "one pass has no candidates"
 
 
 def test_a_measurement(scdd: EvalModel, folder: Path, tmp_path: Path) -> None:
