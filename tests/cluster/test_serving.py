@@ -168,8 +168,8 @@ def test_a_killed_replica_costs_only_what_it_had(server: Server, lm: LM) -> None
 
 
 def test_sigterm_loses_no_accepted_request(server: Server, lm: LM) -> None:
-    with ThreadPoolExecutor(12) as pool:
-        answers = [pool.submit(server.client.post, "/v1/generate", body_of(number)) for number in range(12)]
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        answers = [pool.submit(server.client.post, "/v1/generate", body_of(number)) for number in range(CLIENTS)]
         while server.client.get("/healthz").json["waiting"] < 1:
             assert not all(each.done() for each in answers), "too quick to be disturbed"
         time.sleep(0.3)  # the others are on their way
