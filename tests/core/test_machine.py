@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import subprocess
@@ -185,3 +186,15 @@ def test_freed_memory_is_kept_unless_somebody_chose() -> None:
     assert not chosen
     if kept:
         assert few < many / 10
+
+
+def test_torchs_own_library_is_told_among_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Maps are in the order of addresses, which is chance."""
+    line = "7f00-7f01 r-xp 00000000 08:01 123 {}\n"
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    for order in (("sklearn.libs", "torch/lib"), ("torch/lib", "sklearn.libs")):
+        maps = "".join(line.format(f"/x/{place}/libgomp.so.1") for place in order)
+        (tmp_path / "proc" / "self" / "maps").write_text(maps)
+        monkeypatch.setattr(machine, "ROOT", tmp_path)
+        monkeypatch.setattr(ctypes, "CDLL", lambda path: path)
+        assert machine._libgomp.__wrapped__() == "/x/torch/lib/libgomp.so.1"

@@ -147,9 +147,11 @@ def settle_threads() -> None:
 
 @cache
 def _libgomp() -> Any:
-    """The library that runs torch's threads; None where it is another one."""
+    """The library that runs torch's threads; None where it is another one. Other packages bring a libgomp of their own, which may
+    come first in the list: torch's lies beside torch, where it has one."""
     maps = _read(ROOT / "proc/self/maps").splitlines()
-    path = next((line.split(maxsplit=5)[5] for line in maps if "/libgomp" in line), None)
+    found = [line.split(maxsplit=5)[5] for line in maps if "/libgomp" in line]
+    path = min(found, key=lambda each: "/torch" not in each, default=None)
     try:
         return None if path is None else ctypes.CDLL(path)
     except OSError:
