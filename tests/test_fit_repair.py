@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 from pathlib import Path
@@ -15,18 +14,14 @@ from typer.testing import CliRunner
 
 from scdd.lm.edits.channel import KINDS, Channel
 from scdd.lm.edits.lexicon import english
+from tests.docs import pages
 
 ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
 def tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("fit_repair", ROOT / "tools" / "fit_repair.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return pages.tool("fit_repair")
 
 
 def site(kind: str, span: float, right: bool) -> list[dict[str, Any]]:

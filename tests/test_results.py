@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import shutil
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from scdd.cli.main import main
 from scdd.evals.report.sections import gather
 from tests import shown
+from tests.docs import pages
 
 ROOT = Path(__file__).parents[1]
 SMALL = ROOT / "docs" / "results" / "small"
@@ -20,12 +20,7 @@ SMALL = ROOT / "docs" / "results" / "small"
 
 @pytest.fixture(scope="module")
 def results() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("results", ROOT / "tools" / "results.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return pages.tool("results")
 
 
 def test_the_page_is_what_the_measurements_say(results: ModuleType) -> None:

@@ -36,7 +36,7 @@ from scdd.samplers.base import (
 )
 from scdd.samplers.final import finalised, stopping_rows, towards_the_end
 from scdd.samplers.plan import SamplingPlan, Walk, by_row, columns, company
-from scdd.samplers.prediction import Group, Grouping, Prediction, row_groups
+from scdd.samplers.prediction import Group, Grouping, Prediction, row_groups, rows_for
 
 KEPT, UNMASKED, CORRECTED, REMASKED = 0, 1, 2, 3
 KINDS = ("kept", "unmasked", "corrected", "remasked")
@@ -205,7 +205,7 @@ class RowBatch:
     @property
     def rows_per_forward(self) -> int | None:
         """Of every evaluation of the rows that are here now, filled up."""
-        return next((size for size in self._fewer if size >= len(self.rows)), self.plan.rows_per_forward)
+        return rows_for(len(self.rows), self._fewer, self.plan.rows_per_forward)
 
     @property
     def seen(self) -> Seen:

@@ -36,6 +36,11 @@ class Group:
         return part if not self.fill else torch.cat([part, part[-1:].expand(self.fill, *part.shape[1:])])
 
 
+def rows_for(count: int, fewer: Sequence[int], usual: int | None) -> int | None:
+    """Rows of the evaluations of `count` rows: the least of `fewer` (ascending) that holds them all, or the usual number."""
+    return next((size for size in fewer if size >= count), usual)
+
+
 Grouping = Callable[[Sequence[int]], tuple[Group, ...]]
 """Rows of these lengths as groups, in their order."""
 

@@ -22,7 +22,7 @@ from scdd.core.rng import CounterRNG, integers, uniforms
 from scdd.lm.model import LM
 from scdd.models.graphed import Graphed
 from scdd.ops.common import EVEN, Filters, compute_weights, raw_logits
-from scdd.samplers.prediction import Group, Prediction, row_groups
+from scdd.samplers.prediction import Group, Prediction, row_groups, rows_for
 
 log = logging.getLogger("scdd.serve")
 SIZES = (8, 4, 2)  # of groups
@@ -44,8 +44,8 @@ class Shape(NamedTuple):
     """Rows of evaluations that give the same bits as `rows` do, ascending."""
 
     def size(self, rows: int) -> int | None:
-        """Of the evaluations for so many rows: the least number that holds them all, or `rows` a time."""
-        return next((size for size in self.fewer if size >= rows), self.rows)
+        """Rows of the evaluations for so many."""
+        return rows_for(rows, self.fewer, self.rows)
 
 
 class Sharing:

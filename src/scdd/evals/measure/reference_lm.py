@@ -34,7 +34,7 @@ from scdd.evals.measure.progress import Watch, unwatched
 from scdd.evals.measure.store import MeasureContext, shared
 from scdd.lm.run import Window, windows
 
-_FLAG = threading.Lock()
+_TF32 = threading.Lock()
 LONGEST = 2048  # for models that do not say how much they can read
 CAUSAL = "a causal language model's hub name, folder or .gguf file, or one of our own autoregressive checkpoints"
 
@@ -163,7 +163,7 @@ class HubReferenceLM:
 def _tensor_cores(device: torch.device) -> Iterator[None]:
     """Products of float32 on a GPU's tensor cores, their factors rounded to ten bits."""
     settings = torch.backends.cuda.matmul
-    with _FLAG:  # the whole process's
+    with _TF32:  # the whole process's
         before, settings.allow_tf32 = settings.allow_tf32, settings.allow_tf32 or device.type == "cuda"
         try:
             yield

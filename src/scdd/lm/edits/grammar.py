@@ -115,7 +115,7 @@ SUFFIXES = (
     *["wise", "y"],
 )
 PART = 4  # letters of a half of a compound, at least
-FAMILIAR = 4.0  # log2 count of what others may be formed of
+COMMON_ROOT = 4.0  # log2 count of what others may be formed of
 
 
 def confused(word: str) -> tuple[str, ...]:
@@ -138,7 +138,7 @@ def formed(word: str, lexicon: Lexicon) -> bool:
     """
 
     def familiar(part: str) -> bool:
-        return len(part) > 2 and lexicon.counts.get(part, 0.0) >= FAMILIAR
+        return len(part) > 2 and lexicon.counts.get(part, 0.0) >= COMMON_ROOT
 
     word = word.removesuffix("'s")
     if any(familiar(stem) and word in _endings(stem) for stem in _stems(word) - {word}):
