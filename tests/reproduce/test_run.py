@@ -59,6 +59,19 @@ def test_nothing_is_done_twice(whole: Path) -> None:
     assert [part.name for task in more for part in task.parts] == ["measure/recovery/SCDD/seed-0/ours/k-5"]
 
 
+def test_one_file_has_the_records_after_every_task(whole: Path, tmp_path: Path) -> None:
+    """What is brought home from a machine that was taken away before the end."""
+    lines: list[int] = []
+
+    def look(_: str) -> None:
+        lines.append(len((tmp_path / "records.jsonl").read_text().splitlines()))
+
+    summary = run(tasks_of(tmp_path), Serial(), look)
+    assert lines[0] > 0
+    assert lines == sorted(lines)
+    assert lines[-1] == len(summary.finished) == len(Records(whole).read())
+
+
 @pytest.mark.dist
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
 def test_killed_at_any_point_it_ends_with_the_same_numbers(whole: Path, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from scdd.core.errors import UserError, reason
 from scdd.data.files import make_folder
 from scdd.evals.measure.tasks import Executor
 from scdd.reproduce.parts import RUNS, STAGES, Part
+from scdd.reproduce.records import Records
 from scdd.reproduce.work import Bench, Place, Stopped
 
 LOGS = "logs"
@@ -151,6 +152,7 @@ def run(tasks: Sequence[Task], executor: Executor, tell: Callable[[str], None] =
             for outcome in executor.map(execute, ready) if ready else ():
                 task = silent.pop(outcome.task)
                 undone.update(_noted(outcome, task, summary))
+                Records(task.place.out).publish()  # a machine may be taken away at any time: one file to bring home
                 tell(_line(outcome, task))
         except UserError as error:  # the executor itself gives up, as a cluster may
             why = str(error)
