@@ -76,6 +76,16 @@ def test_the_small_scales_table_is_its_reports(results: ModuleType) -> None:
     assert found == [[cell(*column, system) for column in columns] for system in systems]
 
 
+def test_the_verdicts_are_the_reports() -> None:
+    """All of them, on the page as in the report that the records make."""
+    page, report = (
+        (SMALL.parents[1] / name).read_text(encoding="utf-8") for name in ("results.md", "results/small/report.md")
+    )
+    table = report.split("### All verdicts\n\n")[1].split("\n\n")[0]
+    assert len(table.splitlines()) > 15
+    assert table in page, "copy the table of all verdicts from the report to the page"
+
+
 def test_the_small_scales_report_is_made_of_its_published_numbers(tmp_path: Path) -> None:
     """The command that the page names, on the records alone."""
     shutil.copy(SMALL / "records.jsonl", tmp_path)

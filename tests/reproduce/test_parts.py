@@ -97,6 +97,8 @@ def test_the_small_scale_holds_what_it_must() -> None:
     order = [(task.turn, task.parts[-1].seed, -len(task.parts)) for task in tasks]
     assert order == sorted(order), "first seeds first, and of each what has most to do"
     assert len({turn for turn, _, _ in order}) == 2, "only the first seed, which is tuned, is waited for"
+    tuned = [part for part in parts if part.stage != "tune"]
+    assert len({task.turn for task in group(tuned, Place(Path("x")), drop_weights=True)}) == 1, "and then nobody"
 
 
 @pytest.mark.parametrize(

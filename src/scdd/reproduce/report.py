@@ -44,7 +44,7 @@ def markdown(scale: Scale, parts: Sequence[Part], found: Mapping[str, Record], c
     lines = [f"# The paper again: {escaped(scale.name)}\n", f"{escaped(scale.about.strip())}\n"]
     lines.append(_done(parts, records))
     tested = findings(records, claims, scale.comparisons)
-    lines += ["## What holds, and what does not\n", *_claims(tested), _how(tested)]
+    lines += ["## What holds, and what does not\n", *_glance(tested), *_claims(tested), _how(tested)]
     for kind in KINDS:
         group = [one for one in records if one.kind == kind]
         if group:
@@ -70,6 +70,24 @@ def _done(parts: Sequence[Part], records: Sequence[Record]) -> str:
 
 
 # -- claims -------------------------------------------------------------------------------------------------------------
+
+
+def _glance(tested: Sequence[Finding]) -> list[str]:
+    """Every verdict in one table: claims down, comparisons across, and in a cell the ways of measuring."""
+    measured = [one for one in tested if not one.missing]
+    comparisons = dict.fromkeys(one.family.comparison for one in measured)
+    ways = dict.fromkeys((one.family.convention, one.family.tuned) for one in measured)
+    if not measured:
+        return []
+    found = {(one.claim.says, *one.family): one.verdict for one in measured}
+    rows = []
+    for says in dict.fromkeys(one.claim.says for one in measured):
+        cells = [[found.get((says, comparison, *way), "–") for way in ways] for comparison in comparisons]
+        # in bold where something was decided: the rest is what so few runs cannot tell
+        rows.append([*entries(says), *(Entry(" / ".join(each), {HOLDS, FAILS} & {*each} != set()) for each in cells)])
+    told = " / ".join(f"convention {who}{', tuned' if tuned else ''}" for who, tuned in ways)
+    notes = [f"In each cell: {told}. – is what was not measured. The tests are in the tables below."]
+    return [Table("All verdicts", ["the paper says", *comparisons], rows, notes).markdown()]
 
 
 def _claims(tested: Sequence[Finding]) -> list[str]:

@@ -96,8 +96,8 @@ def _by_stage(parts: Sequence[Part], place: Place) -> list[Task]:
 
 
 def _by_run(parts: Sequence[Part], place: Place) -> list[Task]:
-    """Data, then the run that judges, which stays, then the first seed, whose tuning the others use, then these: seed by seed,
-    and what has most to do first, so that no process is left with it alone."""
+    """Data, then the run that judges, which stays, then the first seed, while its tuning is to be done, which the others use, then
+    these: seed by seed, and what has most to do first, so that no process is left with it alone."""
     judges = {f"{asked['training']}/seed-{asked['seed']}" for part in parts
               if (asked := part.settings.get("reference")) and "training" in asked}  # fmt: skip
     first = {part.run: part.run for part in parts if part.training}  # of each family of runs that share weights, one
@@ -113,6 +113,7 @@ def _by_run(parts: Sequence[Part], place: Place) -> list[Task]:
             if other in first and other not in judges and need.startswith("train/") and part.run not in judges:
                 first[family(other)] = family(part.run)
     seeds = sorted({part.seed for part in parts if part.training and part.run not in judges})
+    tuning = any(part.stage == "tune" for part in parts)
     grouped: dict[tuple[int, int, str], list[Part]] = {}
     for part in parts:
         if not part.training:
@@ -120,7 +121,7 @@ def _by_run(parts: Sequence[Part], place: Place) -> list[Task]:
         elif part.run in judges:
             key = 1, 0, part.run
         else:
-            key = 2 if part.seed == seeds[0] else 3, seeds.index(part.seed), family(part.run)
+            key = 3 if tuning and part.seed != seeds[0] else 2, seeds.index(part.seed), family(part.run)
         grouped.setdefault(key, []).append(part)
     tasks = []
     for key in sorted(grouped, key=lambda key: (*key[:2], -len(grouped[key]))):
