@@ -28,6 +28,14 @@ def kill_command(task: Task) -> None:
     (task.place.out / "survived").touch()
 
 
+def saved(task: Task) -> None:
+    """Wait for the checkpoint that is being written beside the training: on a busy machine that may take longer than some steps."""
+    for _ in range(200):
+        if any((task.place.out / "runs").rglob("checkpoints/step-*10")):
+            return
+        time.sleep(0.1)
+
+
 def doomed(function: Callable[[Task], Any], moment: str, task: Task) -> Any:
     """`function` of a task, with the kill set for a step of training or the record of a kind of part."""
     write, advance, steps = Records.write, Trainer.advance, 0
@@ -41,6 +49,7 @@ def doomed(function: Callable[[Task], Any], moment: str, task: Task) -> Any:
         nonlocal steps
         steps += 1
         if moment == f"step {steps}":
+            saved(task)
             kill_command(task)
         return advance(self, *arguments, **more)
 
