@@ -61,7 +61,7 @@ class Norm(nn.Module):
 
     def forward(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
         """(x + delta, its norm) of x [B, L, D], in x's dtype."""
-        return add_rms_norm(x, delta, self.weight.float(), self.eps, self.impl)
+        return add_rms_norm(x, delta, self.weight, self.eps, self.impl)
 
     def alone(self, x: Tensor) -> Tensor:
         """The norm along the last axis of any tensor, nothing added: plain torch, which the compiler fuses."""
