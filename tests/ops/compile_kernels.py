@@ -11,6 +11,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from scdd.ops.documents import triton as documents
 from scdd.ops.elbo import triton as elbo
 from scdd.ops.head import triton as head
 from scdd.ops.head import triton_draw as redraw
@@ -57,6 +58,15 @@ def main() -> None:
     for dtype in ("*bf16", "*fp32"):
         types = {"x_": dtype, "cos_": "*fp32", "sin_": "*fp32", "stride": "i32", "length": "i32"}
         build(rotary._rotate, types, {"HEADS": 12, "PAIRS": 32, "BLOCK": 1024}, rotary.WARPS)
+    sides = dict.fromkeys(("q_", "k_", "v_", "out_"), "*bf16")
+    sizes = {name: "i32" for name in documents._attention.arg_names if name.islower() and not name.endswith("_")}
+    for width, length, packed, causal in ((64, 136, True, False), (80, 40, True, True), (64, 128, False, True)):
+        own = documents.shape(3 * length, length, width, half=True)
+        constants = {"GROUPS": 3, "WIDTH": width, "WIDE": triton.next_power_of_2(width), "IDS": documents.IDS}
+        constants |= {"QUERIES": own.queries, "KEYS": own.keys, "REST": documents._rest(length, own.keys)}
+        constants |= {"PACKED": packed, "CAUSAL": causal, "SKIPS": packed}
+        types = {**sides, **sizes, "ids_": "*i64", "scale": "fp32"}
+        build(documents._attention, types, constants, own.warps)
     parts = {f"{name}_": "*fp64" for name in ("keep", "model", "uniform", "mask", "which")}
     strides = {f"{name}_{axis}": "i32" for name in ("keep", "model", "uniform", "mask") for axis in "rc"}
     ids = {

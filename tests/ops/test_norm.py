@@ -97,6 +97,21 @@ def test_rms_in_bfloat16_stays_within_its_rounding() -> None:
         assert (part.double() - truth).norm() < 0.01 * truth.norm()
 
 
+@pytest.mark.parametrize("impl", ["reference", pytest.param("triton", marks=TRITON)])
+@pytest.mark.parametrize("delta", [True, False])
+def test_a_scale_in_bfloat16_is_used_in_float32(delta: bool, impl: str) -> None:
+    """The same bits as of its copy, and a gradient of its own kind."""
+    x, more, scale = rms_inputs((3, 5, 48), torch.bfloat16)
+    short = scale.detach().bfloat16()
+    found = []
+    for each in (short.clone().requires_grad_(), short.float().requires_grad_()):
+        total, normal = add_rms_norm(x, more if delta else None, each, 1e-5, impl=impl)
+        grad = torch.autograd.grad(normal.float().sin().sum(), each)[0]
+        assert grad.dtype == each.dtype
+        found.append((total, normal, grad.bfloat16()))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
 def test_the_rms_reference_by_hand() -> None:
     x, delta, scale = rms_inputs((2, 3, 8), torch.float32)
     total, normal = add_rms_norm(x, delta, scale, 0.1, impl="reference")

@@ -47,16 +47,16 @@ def recomputed(block: nn.Module, *inputs: Any) -> tuple[Tensor, Tensor]:
     return x, delta
 
 
-def document_mask(documents: Tensor, causal: bool) -> Tensor:
-    """True where query i may look at key j, [B, 1, L, L], from document ids [B, L]; padding has the id −1.
+def documents_seen(documents: Tensor, causal: bool, x: Tensor, width: int, mask: Tensor | None = None) -> Tensor:
+    """What blocks are told of documents [B, L]: their numbers, where a kernel takes them as they are (activations x, heads of
+    this width), or else a mask for all blocks, within another that may be given."""
+    from scdd.ops import documents as ops  # few rows have any
 
-    Padding is a document of its own: no token sees it, and its rows of the softmax are not empty, hence finite.
-    """
-    same = documents[:, :, None] == documents[:, None, :]
-    if causal:
-        length = documents.shape[1]
-        same = same & torch.ones(length, length, dtype=torch.bool, device=documents.device).tril()
-    return same[:, None]
+    whole = documents.dtype in (torch.int32, torch.int64)  # no mask could be taken for them
+    if mask is None and whole and ops.takes_documents(x, width):
+        return documents.expand(x.shape[:2])
+    own = ops.reference.document_mask(documents, causal)
+    return own if mask is None else own & mask
 
 
 class LayerCache:
@@ -106,8 +106,13 @@ def attend(
 ) -> Tensor:
     """Softmax attention of [B, H, L, Dh]; with a cache, the L queries follow what the cache already holds.
 
-    Keys and values may have fewer heads, a divisor of the queries': each then serves a group of neighbouring heads.
+    Keys and values may have fewer heads, a divisor of the queries': each then serves a group of neighbouring heads. The mask is
+    True where a query may look at a key, or it is what `documents_seen` says.
     """
+    if mask is not None and mask.dtype != torch.bool:
+        from scdd.ops.documents import attention
+
+        return attention(q, k, v, mask, causal)
     read = cache.length if cache is not None else 0
     if cache is not None:
         k, v = cache.extend(k, v)

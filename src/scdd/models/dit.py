@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from scdd.core import machine
 from scdd.core.errors import UserError
 from scdd.core.types import Head, Vocab, padded
-from scdd.models.attention import Cache, Rotary, document_mask, recomputed
+from scdd.models.attention import Cache, Rotary, documents_seen, recomputed
 from scdd.models.blocks import Block, Conditioned, Linear, Norm, TimeEmbedding, parts_of, uniform_
 from scdd.models.network import FEW, Network
 from scdd.models.options import DiTConfig
@@ -134,8 +134,10 @@ class DiT(Network):
         c = self.time(self._time(t, z_t.device)) if known is None else known.shift  # nobody reads it then
         start = cache.length if cache is not None else 0
         rotary = self.rotary(start, start + z_t.shape[1])
-        mask = None if documents is None else document_mask(documents, self.config.causal)
         x = F.embedding(z_t, self.embedding.weight).to(self.compute_dtype or self.embedding.weight.dtype)
+        mask = None
+        if documents is not None:
+            mask = documents_seen(documents, self.config.causal, x, self.config.head_width)
         delta = None
         again = self.recompute and torch.is_grad_enabled() and cache is None
         for i, block in enumerate(self.blocks):

@@ -19,7 +19,7 @@ from scdd.models.attention import (
     LayerCache,
     Rotary,
     attend,
-    document_mask,
+    documents_seen,
     recomputed,
     rotate,
     rotated_heads,
@@ -61,7 +61,7 @@ class Norm(nn.Module):
 
     def forward(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
         """(x + delta, its norm) of x [B, L, D], in x's dtype."""
-        return add_rms_norm(x, delta, self.weight.float(), self.eps, self.impl)
+        return add_rms_norm(x, delta, self.weight, self.eps, self.impl)
 
     def alone(self, x: Tensor) -> Tensor:
         """The norm along the last axis of any tensor, nothing added: plain torch, which the compiler fuses."""
@@ -215,10 +215,9 @@ class Llama(Network):
         """The part that is compiled; see `hidden`."""
         start = cache.length if cache is not None else 0
         rotary = self.rotary(start, start + z_t.shape[1])
-        if documents is not None:
-            own = document_mask(documents, causal)
-            mask = own if mask is None else own & mask
         x = F.embedding(z_t, self.embedding.weight).to(self.compute_dtype or self.embedding.weight.dtype)
+        if documents is not None:
+            mask = documents_seen(documents, causal, x, self.config.head_width, mask)
         delta = None
         again = self.recompute and torch.is_grad_enabled() and cache is None
         for i, block in enumerate(self.blocks):

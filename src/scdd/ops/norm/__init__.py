@@ -31,14 +31,16 @@ def add_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """(x + delta, scale · RMSNorm(x + delta)), both in x's dtype: `add_norm` without centring and shift.
 
-    x and delta [B, L, D]; scale [D] float32; eps is added to the mean square. On a GPU the kernels also run without
-    gradients, unless a compiler is there to fuse what the reference does in eight.
+    x and delta [B, L, D]; scale [D], which is used in float32: the kernels read it as it is, a copy would be one more launch a
+    norm. eps is added to the mean square. On a GPU the kernels also run without gradients, unless a compiler is there to fuse
+    what the reference does in eight.
     """
     if delta is not None and (_alone(impl, x) or _pays(impl, x)):
         from scdd.ops.norm.triton import add_rms_norm as fused
 
         return fused(x, delta, scale, eps)
-    return reference.add_rms_norm(x, delta, scale, eps)
+    wide = scale.float() if scale.dtype in (torch.bfloat16, torch.float16) else scale
+    return reference.add_rms_norm(x, delta, wide, eps)
 
 
 def _alone(impl: str, x: Tensor) -> bool:

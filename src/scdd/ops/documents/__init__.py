@@ -1,0 +1,41 @@
+"""Attention inside documents: rows that hold several, or one and padding, told by a number for each token."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from scdd.ops.common import HAS_TRITON, choose
+from scdd.ops.documents import reference
+
+WIDEST = 128  # heads that the kernel takes
+
+
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None, causal: bool = False, impl: str = "auto"
+) -> Tensor:
+    """Softmax attention of q [B, H, L, Dh] over k, v [B, Hk, Lk, Dh], where Hk divides H: neighbouring heads share keys.
+
+    `documents` [B, L] are whole numbers: token i sees token j where theirs agree, and none that follows where `causal`. Padding
+    has −1, a document of its own: no token sees it, and its rows of the softmax are not empty, hence finite.
+    On a GPU without gradients one kernel takes the numbers as they are and copies no keys; a row's result there does not
+    depend on the batch, bit for bit. Without documents the library's own kernels stay: they are as fast.
+    """
+    if documents is not None and not (documents.shape == (q.shape[0], q.shape[2]) == (k.shape[0], k.shape[2])):
+        raise ValueError(
+            f"documents {tuple(documents.shape)} do not fit queries {tuple(q.shape)}, keys {tuple(k.shape)}"
+        )
+    known = documents is not None and takes_documents(q, q.shape[-1])
+    if impl == "triton" or (choose(impl, q) == "triton" and known):
+        from scdd.ops.documents.triton import attention as fused
+
+        return fused(q, k, v, documents, causal)
+    return reference.attention(q, k, v, documents, causal)
+
+
+def takes_documents(x: Tensor, width: int) -> bool:
+    """Whether the kernel is there for heads of this width and x's kind: on a GPU, in 16 bits, with nobody who wants
+    gradients, or compiles."""
+    free = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    half = x.dtype in (torch.bfloat16, torch.float16)
+    return free and half and width <= WIDEST and x.is_cuda and HAS_TRITON
