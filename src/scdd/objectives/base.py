@@ -41,8 +41,12 @@ class BatchSlice:
 
     def keyed(self, use: str, device: torch.device | str) -> CounterRNG:
         """A stream of numbers for each row."""
+        return CounterRNG(*self.streams(use, device))
+
+    def streams(self, use: str, device: torch.device | str) -> tuple[int, Tensor]:
+        """What `keyed` is made of: the seed, which is the same in every step, and the rows' numbers."""
         rows = torch.arange(self.count, device=device) + (self.step * self.total + self.first)
-        return CounterRNG(derive_seed(self.seed, use), rows, device)
+        return derive_seed(self.seed, use), rows
 
     def shared(self, use: str, device: torch.device | str) -> CounterRNG:
         """A stream of numbers that all rows of the global batch share."""
