@@ -155,7 +155,9 @@ def main() -> None:
     args.add_argument("--cudagraphs", action="store_true", help="replay the compiled passes as CUDA graphs")
     args.add_argument("--autotune", action="store_true", help="let the compiler try its own matrix products, too")
     args.add_argument("--only", default="", help="measure only the steps whose name contains this, and the plain one")
-    args.add_argument("--attention", default="", help="cudnn, flash or efficient first; default: as torch chooses")
+    args.add_argument(
+        "--attention", default="", help="library: torch's own; cudnn, flash or efficient first; default: ops.attention"
+    )
     args.add_argument("--mlp", default="auto", help="llama: impl of ops.swiglu")
     args.add_argument("--norm", default="auto", help="llama: impl of ops.norm")
     args.add_argument("--groups", default="", help="llama: native, fold or repeat, see models.attention.GROUPED")
@@ -163,8 +165,9 @@ def main() -> None:
     args = args.parse_args()
     for name, value in DEFAULTS[args.network].items():
         setattr(args, name, getattr(args, name) or value)
+    attention.FUSED = not args.attention
     setup = Setup(args)
-    if args.attention:
+    if args.attention and args.attention != "library":
         names = {"cudnn": "CUDNN_ATTENTION", "flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION"}
         backend = getattr(torch.nn.attention.SDPBackend, names[args.attention])
         torch.nn.attention.sdpa_kernel([backend, torch.nn.attention.SDPBackend.MATH], set_priority=True).__enter__()

@@ -13,7 +13,9 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 from scdd.core import machine
 from scdd.core.errors import UserError
+from scdd.ops.attention import Heads, mixed_values, pays
 from scdd.ops.common import HAS_TRITON
+from scdd.ops.rotary.reference import rotate as rotate
 
 if TYPE_CHECKING:
     from scdd.models.options import RotaryScaling
@@ -23,6 +25,8 @@ FLASH_WIDTH = 256  # the widest heads that flash attention takes
 GROUPED = {"cuda": "native", "cpu": "fold"}
 """By device, how few heads of keys serve many of queries: by flash attention itself (native), as more queries (fold), or
 by copies of the keys (repeat), which is also what the others do where they cannot."""
+FUSED = True
+"""Whether training takes the kernels of `ops.attention` where they pay, or torch's own always."""
 SHORTEST = 1024  # rows of the first table: most runs never grow it, so a compiled graph never sees it change
 
 
@@ -122,6 +126,16 @@ def attend(
     return _softmax_attention(q, k, v, attn_mask=mask, is_causal=causal)
 
 
+def fuses(x: Tensor, heads: Heads, causal: bool, *more: object) -> bool:
+    """Whether `ops.attention` does it all, from the norm's output x on; `more` (a mask, a cache) is for torch's own."""
+    return FUSED and not causal and all(each is None for each in more) and pays(x, heads)
+
+
+def fused(x: Tensor, layer: nn.Linear, rotary: tuple[Tensor, Tensor], heads: Heads) -> Tensor:
+    """Attention of what `layer` makes of x, queries ‖ keys ‖ values: [B, L, heads · width]."""
+    return mixed_values(x, layer.weight, layer.bias, rotary, heads)
+
+
 def _softmax_attention(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
     """Torch's own, by all threads even where the network around it keeps to one (`network.FEW`)."""
     if torch.compiler.is_compiling() or not machine.own.many:
@@ -219,18 +233,6 @@ def turned_in_place(qkv: Tensor, cos: Tensor, sin: Tensor) -> bool:
         return False
     rotate_(qkv, cos, sin)
     return True
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the channel pairs (i, i + pairs) of x, [..., L, heads, 2 · pairs], by the position's angles, [L, pairs].
-
-    The arithmetic is float32 whatever x is: bfloat16 angles would blur neighbouring positions, and the compiler fuses
-    the casts away. Halves are taken by `unbind` and joined by `stack`: their gradients are each other, so the compiler
-    writes the backward pass as one kernel, where slices would cost a pass over memory to add zeros.
-    """
-    cos, sin = cos[:, None, :], sin[:, None, :]
-    a, b = x.float().view(*x.shape[:-1], 2, -1).unbind(-2)
-    return torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-2).flatten(-2).to(x.dtype)
 
 
 def turns_at_once(x: Tensor) -> bool:

@@ -117,7 +117,9 @@ def _row_loss(
         tl.debug_barrier()  # scores of x and z_t are read by all before one writes there
         if w_o != 0.0:
             for offset in tl.range(0, FULL, 2 * BLOCK):
-                _floored_gradient(base, offset, z, input_bias, lse2, on_p, floor, r, COLUMNS, HAS_INPUT_BIAS, BLOCK, False)
+                _floored_gradient(
+                    base, offset, z, input_bias, lse2, on_p, floor, r, COLUMNS, HAS_INPUT_BIAS, BLOCK, False
+                )
             if TAIL:
                 _floored_gradient(base, FULL, z, input_bias, lse2, on_p, floor, r, COLUMNS, HAS_INPUT_BIAS, TAIL, True)
         else:
