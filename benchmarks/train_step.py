@@ -102,7 +102,7 @@ def diffusion_step(setup: Setup, process: Process, steps: int | None, impl: str)
         for part in setup.parts():
             tokens = setup.tokens[part.first : part.first + part.count]
             torch.compiler.cudagraph_mark_step_begin()
-            objective.loss(setup.model, tokens, None, part).total.backward()
+            setup.optimiser.take_gradients(objective.loss(setup.model, tokens, None, part).total)
         setup.finish()
 
     return work
@@ -123,7 +123,8 @@ def plain_step(setup: Setup) -> Callable[[], None]:
             x = setup.tokens[part.first : part.first + part.count]
             torch.compiler.cudagraph_mark_step_begin()
             hidden = setup.model.hidden(x, torch.zeros(x.shape[0], device=x.device))
-            (compiled(hidden.flatten(0, 1), x, head.weight, head.bias) * (part.count / part.total)).backward()
+            share = part.count / part.total
+            setup.optimiser.take_gradients(compiled(hidden.flatten(0, 1), x, head.weight, head.bias) * share)
         setup.finish()
 
     return work
