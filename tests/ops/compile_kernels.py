@@ -13,6 +13,7 @@ from triton.compiler import ASTSource
 
 from scdd.ops.attention import triton as attention
 from scdd.ops.elbo import triton as elbo
+from scdd.ops.gelu import triton as gelu
 from scdd.ops.head import triton as head
 from scdd.ops.head import triton_draw as redraw
 from scdd.ops.norm import triton as norm
@@ -89,6 +90,15 @@ def main() -> None:
         for kernel in (swiglu._product, swiglu._product_backward):
             known = {name: dtype for name in kernel.arg_names if name.endswith("_")}
             build(kernel, known, {"WIDTH": 1536, "BLOCK": swiglu.BLOCK}, swiglu.WARPS)
+        types = {
+            **dict.fromkeys(("x_", "y_", "d_", "d_x_"), dtype),
+            "bias_": "*fp32",
+            "d_bias_": "*fp32",
+            "rows": "i32",
+        }
+        for kernel, more in ((gelu._gelu, {}), (gelu._gelu_backward, {"EACH": 16})):
+            known = {name: kind for name, kind in types.items() if name in kernel.arg_names}
+            build(kernel, known, {"WIDTH": 3072, "ROWS": gelu.ROWS, "BLOCK": gelu.BLOCK, **more}, gelu.WARPS)
     attend()
 
 

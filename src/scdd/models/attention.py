@@ -128,7 +128,7 @@ def attend(
 
 def fuses(x: Tensor, heads: Heads, causal: bool, *more: object) -> bool:
     """Whether `ops.attention` does it all, from the norm's output x on; `more` (a mask, a cache) is for torch's own."""
-    return FUSED and not causal and all(each is None for each in more) and pays(x, heads)
+    return FUSED and x.is_cuda and not causal and all(each is None for each in more) and pays(x, heads)
 
 
 def fused(x: Tensor, layer: nn.Linear, rotary: tuple[Tensor, Tensor], heads: Heads) -> Tensor:

@@ -13,6 +13,8 @@ from torch.nn import functional as F
 from scdd.models.attention import LayerCache, attend, fused, fuses, rotate, turned_in_place
 from scdd.models.options import FREQUENCIES, MLP_RATIO
 from scdd.ops.attention import Heads
+from scdd.ops.common import HAS_TRITON
+from scdd.ops.gelu import bias_gelu
 from scdd.ops.norm import add_norm
 
 MAX_PERIOD = 10_000.0
@@ -207,8 +209,7 @@ class Block(nn.Module):
         x, normal = self.norm1(x, delta, shift1, scale1)
         mixed = self._attention(normal, rotary, mask, cache, lean)
         x, normal = self.norm2(x, gated(self.out, mixed, gate1), shift2, scale2)
-        hidden = F.gelu(self.mlp_in(normal), approximate="tanh")
-        return x, gated(self.mlp_out, hidden, gate2)
+        return x, gated(self.mlp_out, self._inner(normal), gate2)
 
     def conditioned(self, c: Tensor, dtype: torch.dtype) -> Conditioned | None:
         """Once and for all, for one row of conditioning; None where something beside a linear map stands in its place (LoRA)."""
@@ -224,6 +225,13 @@ class Block(nn.Module):
             shift2.contiguous(),
             mlp_out._fold(gate2.reshape(-1), dtype),
         )
+
+    def _inner(self, x: Tensor) -> Tensor:
+        """GELU of the first matrix's product; while training on a GPU its bias is added, and differentiated, with that."""
+        layer = self.mlp_in
+        if type(layer) is Linear and x.is_cuda and HAS_TRITON and torch.is_grad_enabled():
+            return bias_gelu(F.linear(x, layer.weight), layer.bias)
+        return F.gelu(layer(x), approximate="tanh")
 
     def _attention(
         self,

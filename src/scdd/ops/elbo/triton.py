@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from scdd.core import ElboCoefficients, Head
-from scdd.ops.triton_rows import LN2, LOG2E, load_scores, log_mixture_, sigmoid_, softplus_
+from scdd.ops.triton_rows import LN2, LOG2E, inverse_, load_scores, log_mixture_, sigmoid_, softplus_
 
 BLOCK = 4096  # columns of one load, of which there are two at a time: eight a thread, 16 bytes of bfloat16
 WARPS = 16  # two programs on a multiprocessor
@@ -227,7 +227,7 @@ def _with_pair(product, exponent, lost, sums, first, second, shift):
     both = a * b
     more = a + b + both
     whole = 1.0 + more  # (1 + a)·(1 + b)
-    inverse = _inverse(whole)
+    inverse = inverse_(whole)
     lost += _threads((more - (whole - 1.0)) * inverse)
     sums += _threads((more + both) * inverse)
     bits = (product * whole).to(tl.int32, bitcast=True)
@@ -259,7 +259,7 @@ def _floored_gradient(
     q = tl.exp2(second * LOG2E - lse2)
     a = p * r + 1.0
     b = q * r + 1.0
-    inverse = _inverse(a * b) * floor
+    inverse = inverse_(a * b) * floor
     _store(base, offset, p * (on_p - inverse * b), q * (on_p - inverse * a), COLUMNS, BLOCK, MASKED)
 
 
@@ -284,13 +284,6 @@ def _store(base, offset, first, second, COLUMNS: tl.constexpr, BLOCK: tl.constex
     else:
         tl.store(base + j, first.to(base.dtype.element_ty))
         tl.store(base + BLOCK + j, second.to(base.dtype.element_ty))
-
-
-@triton.jit
-def _inverse(v):
-    """1/v for v ≥ 1: a division's care for other ranges would cost seven instructions more."""
-    root = tl.rsqrt(v)
-    return root * root
 
 
 @triton.jit
