@@ -13,9 +13,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 from scdd.core import machine
 from scdd.core.errors import UserError
-from scdd.ops.attention import Heads, mixed_values, pays
 from scdd.ops.common import HAS_TRITON
-from scdd.ops.rotary.reference import rotate as rotate
 
 if TYPE_CHECKING:
     from scdd.models.options import RotaryScaling
@@ -126,14 +124,23 @@ def attend(
     return _softmax_attention(q, k, v, attn_mask=mask, is_causal=causal)
 
 
-def fuses(x: Tensor, heads: Heads, causal: bool, *more: object) -> bool:
-    """Whether `ops.attention` does it all, from the norm's output x on; `more` (a mask, a cache) is for torch's own."""
-    return FUSED and x.is_cuda and not causal and all(each is None for each in more) and pays(x, heads)
+def fuses(x: Tensor, heads: tuple[int, int, int], causal: bool, *more: object) -> bool:
+    """Whether `ops.attention` does it all, from the norm's output x on; `more` (a mask, a cache) is for torch's own.
+
+    `heads` are how many of queries, how many of keys, and how wide each is.
+    """
+    if not FUSED or not x.is_cuda or causal or any(each is not None for each in more):
+        return False
+    from scdd.ops.attention import Heads, pays
+
+    return pays(x, Heads(*heads))
 
 
-def fused(x: Tensor, layer: nn.Linear, rotary: tuple[Tensor, Tensor], heads: Heads) -> Tensor:
+def fused(x: Tensor, layer: nn.Linear, rotary: tuple[Tensor, Tensor], heads: tuple[int, int, int]) -> Tensor:
     """Attention of what `layer` makes of x, queries ‖ keys ‖ values: [B, L, heads · width]."""
-    return mixed_values(x, layer.weight, layer.bias, rotary, heads)
+    from scdd.ops.attention import Heads, mixed_values
+
+    return mixed_values(x, layer.weight, layer.bias, rotary, Heads(*heads))
 
 
 def _softmax_attention(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
@@ -233,6 +240,18 @@ def turned_in_place(qkv: Tensor, cos: Tensor, sin: Tensor) -> bool:
         return False
     rotate_(qkv, cos, sin)
     return True
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn the channel pairs (i, i + pairs) of x, [..., L, heads, 2 · pairs], by the position's angles, [L, pairs].
+
+    The arithmetic is float32 whatever x is: bfloat16 angles would blur neighbouring positions, and the compiler fuses
+    the casts away. Halves are taken by `unbind` and joined by `stack`: their gradients are each other, so the compiler
+    writes the backward pass as one kernel, where slices would cost a pass over memory to add zeros.
+    """
+    cos, sin = cos[:, None, :], sin[:, None, :]
+    a, b = x.float().view(*x.shape[:-1], 2, -1).unbind(-2)
+    return torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-2).flatten(-2).to(x.dtype)
 
 
 def turns_at_once(x: Tensor) -> bool:

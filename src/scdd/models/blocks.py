@@ -12,9 +12,7 @@ from torch.nn import functional as F
 
 from scdd.models.attention import LayerCache, attend, fused, fuses, rotate, turned_in_place
 from scdd.models.options import FREQUENCIES, MLP_RATIO
-from scdd.ops.attention import Heads
 from scdd.ops.common import HAS_TRITON
-from scdd.ops.gelu import bias_gelu
 from scdd.ops.norm import add_norm
 
 MAX_PERIOD = 10_000.0
@@ -230,6 +228,8 @@ class Block(nn.Module):
         """GELU of the first matrix's product; while training on a GPU its bias is added, and differentiated, with that."""
         layer = self.mlp_in
         if type(layer) is Linear and x.is_cuda and HAS_TRITON and torch.is_grad_enabled():
+            from scdd.ops.gelu import bias_gelu
+
             return bias_gelu(F.linear(x, layer.weight), layer.bias)
         return F.gelu(layer(x), approximate="tanh")
 
@@ -242,7 +242,7 @@ class Block(nn.Module):
         lean: bool = False,
     ) -> Tensor:
         batch, length, width = x.shape
-        heads = Heads(self.heads, self.heads, width // self.heads)
+        heads = (self.heads, self.heads, width // self.heads)
         if type(self.qkv) is Linear and not lean and fuses(x, heads, self.causal, mask, cache):
             return fused(x, self.qkv, rotary, heads)
         every = self.qkv(x).view(batch, length, 3, self.heads, -1)

@@ -30,7 +30,6 @@ from scdd.models.attention import (
 from scdd.models.blocks import Linear
 from scdd.models.network import FEW, Network
 from scdd.models.options import LlamaConfig
-from scdd.ops.attention import Heads
 from scdd.ops.norm import add_rms_norm
 from scdd.ops.norm.reference import rms_norm
 from scdd.ops.swiglu import swiglu_linear
@@ -85,7 +84,7 @@ class Block(nn.Module):
         super().__init__()
         width, head = config.width, config.head_width
         self.heads = (config.heads, config.kv_heads, config.kv_heads)  # of queries, keys and values
-        self.shape = Heads(config.heads, config.kv_heads, head)
+        self.shape = (config.heads, config.kv_heads, head)
         self.norm1 = Norm(width, config.eps)
         self.qkv = Linear(width, sum(self.heads) * head, bias=config.qkv_bias)
         self.q_norm = Norm(head, config.eps) if config.qk_norm else None

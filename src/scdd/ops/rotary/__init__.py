@@ -1,1 +1,1 @@
-"""Rotary positions. The definition is `reference.rotate`; the kernel turns queries and keys where they stand."""
+"""Rotary positions. The definition is `models.attention.rotate`; the kernel turns queries and keys where they stand."""

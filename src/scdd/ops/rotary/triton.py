@@ -19,7 +19,7 @@ def turns_in_place(x: Tensor) -> bool:
 
 
 def rotate_(qkv: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """Turn the queries and keys of qkv [B, L, 3, H, 2·pairs] by the angles cos, sin [L, pairs], as `reference.rotate` does."""
+    """Turn the queries and keys of qkv [B, L, 3, H, 2·pairs] by the angles cos, sin [L, pairs], as `attention.rotate` does."""
     batch, length, _, heads, width = qkv.shape
     pairs = width // 2
     if batch * length:
