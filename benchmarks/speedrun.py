@@ -78,7 +78,7 @@ def compile_all(trainer: Trainer) -> None:
     for step in (0, PROVISIONAL):
         for rows_, part in BatchSlice(trainer.seed, step, 0, count, count).micro_batches(micro):
             documents = None if batch.documents is None else batch.documents[rows_]
-            trainer.parallel.forward(batch.tokens[rows_], documents, None, part).total.backward()  # type: ignore[no-untyped-call]
+            trainer.optimiser.take_gradients(trainer.parallel.forward(batch.tokens[rows_], documents, None, part).total)
     for parameter in trainer.optimiser.parameters.values():
         if trainer.optimiser.keep_gradients and parameter.grad is not None:
             parameter.grad.zero_()

@@ -102,7 +102,7 @@ def diffusion_step(setup: Setup, process: Process, steps: int | None, impl: str)
         for part in setup.parts():
             tokens = setup.tokens[part.first : part.first + part.count]
             torch.compiler.cudagraph_mark_step_begin()
-            objective.loss(setup.model, tokens, None, part).total.backward()
+            setup.optimiser.take_gradients(objective.loss(setup.model, tokens, None, part).total)
         setup.finish()
 
     return work
@@ -123,7 +123,8 @@ def plain_step(setup: Setup) -> Callable[[], None]:
             x = setup.tokens[part.first : part.first + part.count]
             torch.compiler.cudagraph_mark_step_begin()
             hidden = setup.model.hidden(x, torch.zeros(x.shape[0], device=x.device))
-            (compiled(hidden.flatten(0, 1), x, head.weight, head.bias) * (part.count / part.total)).backward()
+            share = part.count / part.total
+            setup.optimiser.take_gradients(compiled(hidden.flatten(0, 1), x, head.weight, head.bias) * share)
         setup.finish()
 
     return work
@@ -155,7 +156,9 @@ def main() -> None:
     args.add_argument("--cudagraphs", action="store_true", help="replay the compiled passes as CUDA graphs")
     args.add_argument("--autotune", action="store_true", help="let the compiler try its own matrix products, too")
     args.add_argument("--only", default="", help="measure only the steps whose name contains this, and the plain one")
-    args.add_argument("--attention", default="", help="cudnn, flash or efficient first; default: as torch chooses")
+    args.add_argument(
+        "--attention", default="", help="library: torch's own; cudnn, flash or efficient first; default: ops.attention"
+    )
     args.add_argument("--mlp", default="auto", help="llama: impl of ops.swiglu")
     args.add_argument("--norm", default="auto", help="llama: impl of ops.norm")
     args.add_argument("--groups", default="", help="llama: native, fold or repeat, see models.attention.GROUPED")
@@ -163,8 +166,9 @@ def main() -> None:
     args = args.parse_args()
     for name, value in DEFAULTS[args.network].items():
         setattr(args, name, getattr(args, name) or value)
+    attention.FUSED = not args.attention
     setup = Setup(args)
-    if args.attention:
+    if args.attention and args.attention != "library":
         names = {"cudnn": "CUDNN_ATTENTION", "flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION"}
         backend = getattr(torch.nn.attention.SDPBackend, names[args.attention])
         torch.nn.attention.sdpa_kernel([backend, torch.nn.attention.SDPBackend.MATH], set_priority=True).__enter__()

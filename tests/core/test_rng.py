@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from scdd.core.rng import CounterRNG, integers, uniforms
+from scdd.core.rng import CounterRNG, first_uniform, integers, uniforms
 
 from ..laws import moderate
 
@@ -115,3 +117,8 @@ def test_no_global_state_is_touched_by_keys() -> None:
     uniforms((2, 3), CounterRNG(0, range(2)))
     integers(5, (2, 3), CounterRNG(0, range(2)))
     assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_the_host_makes_the_same_first_number() -> None:
+    for seed, sample in itertools.product((0, 1, 2**63 - 1, 2**63, 2**64 - 1), (0, 7, 2**40)):
+        assert first_uniform(seed, sample) == uniforms((1,), CounterRNG(seed, [sample])).item()

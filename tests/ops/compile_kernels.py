@@ -11,8 +11,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from scdd.ops.attention import triton as attention
 from scdd.ops.documents import triton as documents
 from scdd.ops.elbo import triton as elbo
+from scdd.ops.gelu import triton as gelu
 from scdd.ops.head import triton as head
 from scdd.ops.head import triton_draw as redraw
 from scdd.ops.norm import triton as norm
@@ -36,7 +38,9 @@ def main() -> None:
     )
     ids = {"x_ids": "*i64", "z_ids": "*i64", "stride": "i32", "mask_id": "i32"}
     for dtype, bias, grad in itertools.product(("*bf16", "*fp32"), (False, True), (False, True)):
-        constants = {"COLUMNS": 50304, "HAS_INPUT_BIAS": bias, "WITH_GRAD": grad, "BLOCK": elbo.BLOCK}
+        block, full, tail = elbo.cut(50304, elbo.BLOCK)
+        constants = {"COLUMNS": 50304, "HAS_INPUT_BIAS": bias, "WITH_GRAD": grad}
+        constants |= {"BLOCK": block, "FULL": full, "TAIL": tail}
         build(elbo._row_loss, {"logits": dtype, **ids, **rows}, constants, elbo.WARPS)
     numbers = dict.fromkeys(("top_p", "top_k", "least", "scale"), "fp32")
     stats = {"input_bias_": "*fp32", "log_total": "*fp32", "log_p_z": "*fp32", "mask_id": "i32"}
@@ -96,6 +100,33 @@ def main() -> None:
         for kernel in (swiglu._product, swiglu._product_backward):
             known = {name: dtype for name in kernel.arg_names if name.endswith("_")}
             build(kernel, known, {"WIDTH": 1536, "BLOCK": swiglu.BLOCK}, swiglu.WARPS)
+        types = {
+            **dict.fromkeys(("x_", "y_", "d_", "d_x_"), dtype),
+            "bias_": "*fp32",
+            "d_bias_": "*fp32",
+            "rows": "i32",
+        }
+        for kernel, more in ((gelu._gelu, {}), (gelu._gelu_backward, {"EACH": 16})):
+            known = {name: kind for name, kind in types.items() if name in kernel.arg_names}
+            build(kernel, known, {"WIDTH": 3072, "ROWS": gelu.ROWS, "BLOCK": gelu.BLOCK, **more}, gelu.WARPS)
+    attend()
+
+
+def attend() -> None:
+    types = dict.fromkeys(("qkv_", "mixed_", "d_mixed_", "d_qkv_"), "*bf16")
+    types |= {**dict.fromkeys(("sums_", "dots_", "cos_", "sin_"), "*fp32"), "length": "i32", "scale": "fp32"}
+    common = {"HEADS": 9, "KV_HEADS": 3, "WIDTH": 64}
+    turning = {"qkv_": "*bf16", "cos_": "*fp32", "sin_": "*fp32", "length": "i32", "count": "i32"}
+    build(attention._turn, turning, {**common, "BLOCK": attention.TURNED}, attention.TURNING_WARPS)
+    for kernel, shape in (
+        (attention._mix, attention.FORWARD),
+        (attention._mix_backward_queries, attention.QUERIES),
+        (attention._mix_backward_keys, attention.KEYS),
+    ):
+        for even in (False, True):
+            constants = {**common, "QUERIES": shape.queries, "KEYS": shape.keys, "EVEN": even}
+            known = {name: kind for name, kind in types.items() if name in kernel.arg_names}
+            build(kernel, known, constants, shape.warps)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import torch
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     if torch.cuda.is_available() or find_spec("triton") is None:
         return
-    for name in ("elbo.triton", "head.triton", "head.triton_draw", "update.triton", "swiglu.triton"):
+    for name in ("elbo.triton", "head.triton", "head.triton_draw", "update.triton", "swiglu.triton", "gelu.triton"):
         monkeypatch.setattr(import_module(f"scdd.ops.{name}"), "BLOCK", 128)
     monkeypatch.setattr(import_module("scdd.ops.norm.triton"), "SHARES", 6)
+    monkeypatch.setattr(import_module("scdd.ops.gelu.triton"), "PROGRAMS", 6)

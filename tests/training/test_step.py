@@ -105,6 +105,24 @@ def test_an_update_is_adamw_with_clipping_and_decay_on_everything() -> None:
         assert p.grad is None
 
 
+def test_kept_gradients_are_those_of_a_backward_pass() -> None:
+    """Over two passes, of which one leaves a parameter out; and the tensors stay the same from step to step."""
+    module, beside = (nn.ModuleList((nn.Linear(3, 2), nn.Linear(2, 1))) for _ in range(2))
+    beside.load_state_dict(module.state_dict())
+    optimiser = Optimiser(module.named_parameters(), OptimiserOptions(steps=10), keep_gradients=True)
+    held = [p.grad for p in module.parameters()]
+    x = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+    for of, take in ((module, optimiser.take_gradients), (beside, lambda loss: loss.backward())):
+        take(of[1](of[0](x).tanh()).sum())
+        take(of[0](x * 2).square().sum())
+    for p, q, kept in zip(module.parameters(), beside.parameters(), held, strict=True):
+        assert p.grad is kept
+        assert torch.equal(p.grad, q.grad)
+        assert p.grad.any()
+    optimiser.update_and_average(0)
+    assert all(p.grad is kept and not kept.any() for p, kept in zip(module.parameters(), held, strict=True))
+
+
 def test_a_terminal_shows_a_live_line_and_a_pipe_plain_ones(capsys: pytest.CaptureFixture[str]) -> None:
     values = {
         "loss": 3.5,

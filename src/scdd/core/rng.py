@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -86,9 +87,24 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
-def _hash(value: Tensor) -> Tensor:
+def first_uniform(seed: int, sample: int) -> float:
+    """The first of `uniforms` that `CounterRNG` gives a sample, made on the host: no kernels, and nothing to wait for."""
+    key = _hash(_hash(_signed(seed)) ^ sample)
+    bits = _hash(_hash(_wrapped(key + _GOLDEN)) ^ _hash(0))
+    return ((bits >> 11) & ((1 << 53) - 1)) * 2.0**-53
+
+
+_Bits = TypeVar("_Bits", Tensor, int)
+
+
+def _hash(value: _Bits) -> _Bits:
     """splitmix64's finaliser; int64 arithmetic wraps, and the shifts are made logical by a mask."""
-    value = value + _GOLDEN
-    value = (value ^ ((value >> 30) & ((1 << 34) - 1))) * _MIX_1
-    value = (value ^ ((value >> 27) & ((1 << 37) - 1))) * _MIX_2
+    value = _wrapped(value + _GOLDEN)
+    value = _wrapped((value ^ ((value >> 30) & ((1 << 34) - 1))) * _MIX_1)
+    value = _wrapped((value ^ ((value >> 27) & ((1 << 37) - 1))) * _MIX_2)
     return value ^ ((value >> 31) & ((1 << 33) - 1))
+
+
+def _wrapped(value: _Bits) -> _Bits:
+    """As 64 bits hold it: a tensor's are so by themselves."""
+    return _signed(value) if isinstance(value, int) else value

@@ -23,6 +23,8 @@ FLASH_WIDTH = 256  # the widest heads that flash attention takes
 GROUPED = {"cuda": "native", "cpu": "fold"}
 """By device, how few heads of keys serve many of queries: by flash attention itself (native), as more queries (fold), or
 by copies of the keys (repeat), which is also what the others do where they cannot."""
+FUSED = True
+"""Whether training takes the kernels of `ops.attention` where they pay, or torch's own always."""
 SHORTEST = 1024  # rows of the first table: most runs never grow it, so a compiled graph never sees it change
 
 
@@ -125,6 +127,25 @@ def attend(
     if q.shape[1] != k.shape[1]:
         return _grouped(q, k, v, mask, causal)
     return _softmax_attention(q, k, v, attn_mask=mask, is_causal=causal)
+
+
+def fuses(x: Tensor, heads: tuple[int, int, int], causal: bool, *more: object) -> bool:
+    """Whether `ops.attention` does it all, from the norm's output x on; `more` (a mask, a cache) is for torch's own.
+
+    `heads` are how many of queries, how many of keys, and how wide each is.
+    """
+    if not FUSED or not x.is_cuda or causal or any(each is not None for each in more):
+        return False
+    from scdd.ops.attention import Heads, pays
+
+    return pays(x, Heads(*heads))
+
+
+def fused(x: Tensor, layer: nn.Linear, rotary: tuple[Tensor, Tensor], heads: tuple[int, int, int]) -> Tensor:
+    """Attention of what `layer` makes of x, queries ‖ keys ‖ values: [B, L, heads · width]."""
+    from scdd.ops.attention import Heads, mixed_values
+
+    return mixed_values(x, layer.weight, layer.bias, rotary, Heads(*heads))
 
 
 def _softmax_attention(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scdd.models.attention import LayerCache, attend, rotate, turned_in_place
+from scdd.models.attention import LayerCache, attend, fused, fuses, rotate, turned_in_place
 from scdd.models.options import FREQUENCIES, MLP_RATIO
+from scdd.ops.common import HAS_TRITON
 from scdd.ops.norm import add_norm
 
 MAX_PERIOD = 10_000.0
@@ -190,10 +191,12 @@ class Block(nn.Module):
         mask: Tensor | None = None,
         cache: LayerCache | None = None,
         known: Conditioned | None = None,
+        lean: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """Stream x and what is to be added to it, both [B, L, D], c [R, C] with R = 1 or B, rotary tables [L, Dh/2].
 
-        `known` is what `conditioned` made of c, where that was done before.
+        `known` is what `conditioned` made of c, where that was done before. `lean` keeps less for the backward pass than
+        fused attention does.
         """
         if known is not None:
             x, normal = add_norm(x, delta, known.scale1, known.shift1)
@@ -202,10 +205,9 @@ class Block(nn.Module):
             return x, F.linear(F.gelu(self.mlp_in(normal), approximate="tanh"), *known.mlp_out)
         shift1, scale1, gate1, shift2, scale2, gate2 = parts_of(self.modulation.exact(c), 6)
         x, normal = self.norm1(x, delta, shift1, scale1)
-        mixed = self._attention(normal, rotary, mask, cache)
+        mixed = self._attention(normal, rotary, mask, cache, lean)
         x, normal = self.norm2(x, gated(self.out, mixed, gate1), shift2, scale2)
-        hidden = F.gelu(self.mlp_in(normal), approximate="tanh")
-        return x, gated(self.mlp_out, hidden, gate2)
+        return x, gated(self.mlp_out, self._inner(normal), gate2)
 
     def conditioned(self, c: Tensor, dtype: torch.dtype) -> Conditioned | None:
         """Once and for all, for one row of conditioning; None where something beside a linear map stands in its place (LoRA)."""
@@ -222,10 +224,27 @@ class Block(nn.Module):
             mlp_out._fold(gate2.reshape(-1), dtype),
         )
 
+    def _inner(self, x: Tensor) -> Tensor:
+        """GELU of the first matrix's product; while training on a GPU its bias is added, and differentiated, with that."""
+        layer = self.mlp_in
+        if type(layer) is Linear and x.is_cuda and HAS_TRITON and torch.is_grad_enabled():
+            from scdd.ops.gelu import bias_gelu
+
+            return bias_gelu(F.linear(x, layer.weight), layer.bias)
+        return F.gelu(layer(x), approximate="tanh")
+
     def _attention(
-        self, x: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor | None, cache: LayerCache | None
+        self,
+        x: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        mask: Tensor | None,
+        cache: LayerCache | None,
+        lean: bool = False,
     ) -> Tensor:
-        batch, length, _ = x.shape
+        batch, length, width = x.shape
+        heads = (self.heads, self.heads, width // self.heads)
+        if type(self.qkv) is Linear and not lean and fuses(x, heads, self.causal, mask, cache):
+            return fused(x, self.qkv, rotary, heads)
         every = self.qkv(x).view(batch, length, 3, self.heads, -1)
         q, k, v = every.unbind(2)
         if turned_in_place(every, *rotary):

@@ -142,7 +142,7 @@ class DiT(Network):
         again = self.recompute and torch.is_grad_enabled() and cache is None
         for i, block in enumerate(self.blocks):
             if again:
-                x, delta = recomputed(block, x, delta, c, rotary, mask)
+                x, delta = recomputed(block, x, delta, c, rotary, mask, None, None, True)
             else:
                 own = None if cache is None else cache.layers[i]
                 x, delta = block(x, delta, c, rotary, mask, own, None if known is None else known.blocks[i])

@@ -20,6 +20,8 @@ from scdd.models.attention import (
     Rotary,
     attend,
     documents_seen,
+    fused,
+    fuses,
     recomputed,
     rotate,
     rotated_heads,
@@ -82,6 +84,7 @@ class Block(nn.Module):
         super().__init__()
         width, head = config.width, config.head_width
         self.heads = (config.heads, config.kv_heads, config.kv_heads)  # of queries, keys and values
+        self.shape = (config.heads, config.kv_heads, head)
         self.norm1 = Norm(width, config.eps)
         self.qkv = Linear(width, sum(self.heads) * head, bias=config.qkv_bias)
         self.q_norm = Norm(head, config.eps) if config.qk_norm else None
@@ -108,10 +111,33 @@ class Block(nn.Module):
         causal: bool,
         mask: Tensor | None = None,
         cache: LayerCache | None = None,
+        lean: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """Stream x and what is to be added to it, both [B, L, D]; rotary tables [L, Dh/2]."""
+        """Stream x and what is to be added to it, both [B, L, D]; rotary tables [L, Dh/2].
+
+        `lean` keeps less for the backward pass than fused attention does.
+        """
         x, normal = self.norm1(x, delta)
-        batch, length, _ = x.shape
+        x, normal = self.norm2(x, self.out(self._attention(normal, rotary, causal, mask, cache, lean)))
+        inner = self.mlp_in(normal)
+        if isinstance(self.mlp_out, Linear):
+            return x, swiglu_linear(inner, self.mlp_out.weight, self.mlp_out.bias, self.mlp_impl)
+        gate, up = inner.chunk(2, dim=-1)  # something beside it (LoRA): its weight is not all of it
+        return x, self.mlp_out(F.silu(gate) * up)
+
+    def _attention(
+        self,
+        normal: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        causal: bool,
+        mask: Tensor | None,
+        cache: LayerCache | None,
+        lean: bool,
+    ) -> Tensor:
+        batch, length, _ = normal.shape
+        plain = type(self.qkv) is Linear and self.q_norm is None and not lean
+        if plain and fuses(normal, self.shape, causal, mask, cache):
+            return fused(normal, self.qkv, rotary, self.shape)
         every = self.qkv(normal).view(batch, length, sum(self.heads), -1)
         q, k, v = every.split(self.heads, dim=2)
         if self.q_norm is not None and self.k_norm is not None:
@@ -122,12 +148,7 @@ class Block(nn.Module):
         else:
             q, k = rotate(q, *rotary).transpose(1, 2), rotate(k, *rotary).transpose(1, 2)
         mixed = attend(q, k, v.transpose(1, 2), causal, mask, cache)
-        x, normal = self.norm2(x, self.out(mixed.transpose(1, 2).reshape(batch, length, -1)))
-        inner = self.mlp_in(normal)
-        if isinstance(self.mlp_out, Linear):
-            return x, swiglu_linear(inner, self.mlp_out.weight, self.mlp_out.bias, self.mlp_impl)
-        gate, up = inner.chunk(2, dim=-1)  # something beside it (LoRA): its weight is not all of it
-        return x, self.mlp_out(F.silu(gate) * up)
+        return mixed.transpose(1, 2).reshape(batch, length, -1)
 
 
 class LMHead(nn.Module):
@@ -222,7 +243,7 @@ class Llama(Network):
         again = self.recompute and torch.is_grad_enabled() and cache is None
         for i, block in enumerate(self.blocks):
             if again:
-                x, delta = recomputed(block, x, delta, rotary, causal, mask)
+                x, delta = recomputed(block, x, delta, rotary, causal, mask, None, True)
             else:
                 x, delta = block(x, delta, rotary, causal, mask, None if cache is None else cache.layers[i])
         states: Tensor = self.norm(x, delta)[1]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from scdd.core.denoiser import Denoiser
-from scdd.core.rng import CounterRNG, derive_seed
+from scdd.core.rng import CounterRNG, derive_seed, first_uniform
 from scdd.core.stats import ratio_error
 from scdd.core.types import Learnt
 from scdd.processes.autoregressive import Autoregressive
@@ -41,14 +41,16 @@ class BatchSlice:
 
     def keyed(self, use: str, device: torch.device | str) -> CounterRNG:
         """A stream of numbers for each row."""
-        rows = torch.arange(self.count, device=device) + (self.step * self.total + self.first)
-        return CounterRNG(derive_seed(self.seed, use), rows, device)
+        return CounterRNG(*self.streams(use, device))
 
-    def shared(self, use: str, device: torch.device | str) -> CounterRNG:
-        """A stream of numbers that all rows of the global batch share."""
-        return CounterRNG(
-            derive_seed(self.seed, use), torch.full((1,), self.step, dtype=torch.int64, device=device), device
-        )
+    def streams(self, use: str, device: torch.device | str) -> tuple[int, Tensor]:
+        """What `keyed` is made of: the seed, which is the same in every step, and the rows' numbers."""
+        rows = torch.arange(self.count, device=device) + (self.step * self.total + self.first)
+        return derive_seed(self.seed, use), rows
+
+    def shared(self, use: str) -> float:
+        """A number in [0, 1) that all rows of the global batch share."""
+        return first_uniform(derive_seed(self.seed, use), self.step)
 
     def cut(self, first: int, count: int) -> BatchSlice:
         """Rows first … of this slice, as a slice of the same global batch."""

@@ -225,7 +225,7 @@ class TimeSampler:
         """Row j takes stratum j·stride mod total, all turned by one random angle: any run of rows, a micro-batch or
         a rank's, is spread evenly, and each row alone sees every time alike (rows of a validation text never change).
         """
-        offset = uniforms((1,), part.shared("times", device))
+        offset = part.shared("times")
         row = torch.arange(part.first, part.first + part.count, device=device)
         return (((row * _stride(part.total)) % part.total).double() / part.total + offset) % 1.0
 

@@ -43,6 +43,13 @@ def log1p_(v):
 
 
 @triton.jit
+def inverse_(v):
+    """1/v for v ≥ 1, ∞ included: a division's care for other ranges would cost seven instructions more."""
+    root = tl.rsqrt(v)
+    return root * root
+
+
+@triton.jit
 def sigmoid_(v):
     return 1.0 / (1.0 + tl.exp(-v))
 

@@ -101,6 +101,17 @@ class Optimiser:
         """AdamW's at step 0, 1, 2, …."""
         return learning_rate(self.options, step)
 
+    def take_gradients(self, loss: Tensor, upstream: Tensor | None = None) -> None:
+        """`loss.backward(upstream)`; gradients that are kept take all of this pass's at once, not in a launch each."""
+        if not self.keep_gradients:
+            loss.backward(upstream)  # type: ignore[no-untyped-call]
+            return
+        owners = list(self.parameters.values())
+        found = torch.autograd.grad(loss, owners, upstream, allow_unused=True)
+        pairs = [(p.grad, new) for p, new in zip(owners, found, strict=True) if p.grad is not None and new is not None]
+        if pairs:
+            torch._foreach_add_([kept for kept, _ in pairs], [new for _, new in pairs])
+
     @torch.no_grad()
     def update_and_average(self, step: int, average: MovingAverage | None = None) -> Tensor:
         """Update the weights for the time number `step`, from 0 on, then take them into the average.

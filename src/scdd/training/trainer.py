@@ -155,7 +155,8 @@ class Trainer:
                 self.at = (self.step, "backward")
                 # A loss that is not finite makes every gradient so, on all ranks, and the optimiser leaves the step out.
                 value = loss.total.detach()
-                loss.total.backward(torch.where(torch.isfinite(value), torch.ones_like(value), torch.nan))  # type: ignore[no-untyped-call]
+                upstream = torch.where(torch.isfinite(value), torch.ones_like(value), torch.nan)
+                self.optimiser.take_gradients(loss.total, upstream)
             self.meter.add(loss.nats, loss.tokens)
             mean += value
         self.at = (self.step, "reduce")
