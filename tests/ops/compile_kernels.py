@@ -45,10 +45,10 @@ def main() -> None:
         constants = {"COLUMNS": 50304, "KEY_BITS": bits, "HAS_INPUT_BIAS": bits == 32, "TOP_P": top_p, "TOP_K": top_k}
         constants["SCALES"] = top_p != top_k  # each row its own temperature
         common["scale"] = "*fp32" if constants["SCALES"] else "fp32"
+        constants["GUESS"] = not top_k
         build(head._row_stats, {"logits": dtype, **common, **stats}, {**constants, "BLOCK": head.BLOCK}, head.WARPS)
-        build(
-            redraw._row_draw, {"logits": dtype, **common, **draws}, {**constants, "BLOCK": redraw.BLOCK}, redraw.WARPS
-        )
+        constants |= {"BLOCK": redraw.BLOCK, "BLOCKS": triton.next_power_of_2(triton.cdiv(50304, redraw.BLOCK))}
+        build(redraw._row_draw, {"logits": dtype, **common, **draws}, constants, redraw.WARPS)
     numbers = dict.fromkeys(("keep", "step", "spread", "beta1_rest", "beta2", "beta2_rest", "epsilon", "pull"), "fp32")
     tables = {"table": "*i64", "sizes": "*i64", "owners": "*i32", "numbers": "*i32", "scale_": "*fp32"}
     for shadow, aligned in itertools.product((False, True), repeat=2):
