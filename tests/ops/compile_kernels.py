@@ -56,7 +56,8 @@ def main() -> None:
         build(update._update, {**tables, **numbers, "tensors": "i32"}, constants, update.WARPS)
     for dtype in ("*bf16", "*fp32"):
         types = {"x_": dtype, "cos_": "*fp32", "sin_": "*fp32", "stride": "i32", "length": "i32"}
-        build(rotary._rotate, types, {"HEADS": 12, "PAIRS": 32, "BLOCK": 1024}, rotary.WARPS)
+        for every, turned in ((36, 24), (15, 12)):
+            build(rotary._rotate, types, {"EVERY": every, "TURNED": turned, "PAIRS": 32, "BLOCK": 1024}, rotary.WARPS)
     parts = {f"{name}_": "*fp64" for name in ("keep", "model", "uniform", "mask", "which")}
     strides = {f"{name}_{axis}": "i32" for name in ("keep", "model", "uniform", "mask") for axis in "rc"}
     ids = {
@@ -78,7 +79,11 @@ def main() -> None:
     affine = ("scale_", "shift_", "d_scale_", "d_shift_")
     for dtype in ("*bf16", "*fp32"):
         types = {**dict.fromkeys(sides, dtype), **dict.fromkeys(affine, "*fp32"), "group": "i32", "shares": "i32"}
-        kernels = ((norm._rows_forward, {}), (norm._rows_backward, {"EACH": 16}))
+        kernels = (
+            (norm._rows_forward, {"ADD": True}),
+            (norm._rows_forward, {"ADD": False}),
+            (norm._rows_backward, {"EACH": 16}),
+        )
         for (kernel, more), centred in itertools.product(kernels, (False, True)):
             known = {k: v for k, v in types.items() if k in kernel.arg_names}
             constants = {"EPS": 1e-6, "CENTRED": centred, "WIDTH": 768, "BLOCK": 1024, **more}

@@ -23,6 +23,10 @@ def add_norm(
         from scdd.ops.norm.triton import add_norm as fused
 
         return fused(x, delta, scale, shift)
+    if delta is None and _alone(impl, x) and not torch.is_grad_enabled():
+        from scdd.ops.norm.triton import norm
+
+        return x, norm(x, scale, shift)
     return reference.add_norm(x, delta, scale, shift)
 
 
@@ -31,14 +35,19 @@ def add_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """(x + delta, scale · RMSNorm(x + delta)), both in x's dtype: `add_norm` without centring and shift.
 
-    x and delta [B, L, D]; scale [D] float32; eps is added to the mean square. On a GPU the kernels also run without
+    x and delta [B, L, D]; scale [D], taken as float32 where it has fewer digits; eps is added to the mean square. On a GPU the kernels also run without
     gradients, unless a compiler is there to fuse what the reference does in eight.
     """
     if delta is not None and (_alone(impl, x) or _pays(impl, x)):
         from scdd.ops.norm.triton import add_rms_norm as fused
 
         return fused(x, delta, scale, eps)
-    return reference.add_rms_norm(x, delta, scale, eps)
+    if delta is None and _alone(impl, x) and not torch.is_grad_enabled():
+        from scdd.ops.norm.triton import norm
+
+        return x, norm(x, scale, None, eps)
+    half = scale.dtype in (torch.bfloat16, torch.float16)  # the kernels widen it themselves, without a launch
+    return reference.add_rms_norm(x, delta, scale.float() if half else scale, eps)
 
 
 def _alone(impl: str, x: Tensor) -> bool:
