@@ -23,7 +23,7 @@ def add_norm(
         from scdd.ops.norm.triton import add_norm as fused
 
         return fused(x, delta, scale, shift)
-    if delta is None and _alone(impl, x) and not torch.is_grad_enabled():
+    if delta is None and not torch.is_grad_enabled() and _alone(impl, x):
         from scdd.ops.norm.triton import norm
 
         return x, norm(x, scale, shift)
@@ -42,7 +42,7 @@ def add_rms_norm(
         from scdd.ops.norm.triton import add_rms_norm as fused
 
         return fused(x, delta, scale, eps)
-    if delta is None and _alone(impl, x) and not torch.is_grad_enabled():
+    if delta is None and not torch.is_grad_enabled() and _alone(impl, x):
         from scdd.ops.norm.triton import norm
 
         return x, norm(x, scale, None, eps)
