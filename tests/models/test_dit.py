@@ -8,10 +8,12 @@ import math
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from scdd.core.denoiser import Denoiser
 from scdd.core.errors import UserError
 from scdd.core.types import Vocab
+from scdd.models.blocks import gelu_of
 from scdd.models.compiled import compile_network
 from scdd.models.dit import DiT
 from scdd.models.options import SIZES, DiTConfig
@@ -385,3 +387,41 @@ def test_conditioning_that_never_changes_may_be_made_once(monkeypatch: pytest.Mo
         assert torch.equal(network.hidden(z), wanted)
         network.blocks[0].out = torch.nn.Sequential(network.blocks[0].out)  # something stands in its place
         assert network.known(z.device) is None
+
+
+def test_gelu_is_a_pass_of_its_own_where_the_product_cannot_have_it() -> None:
+    """On CPUs, whose fused one is another GELU; with gradients; behind an adapter."""
+    layer = network().blocks[0].mlp_in
+    x = torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(1))
+    wanted = F.gelu(layer(x), approximate="tanh")
+    assert torch.equal(gelu_of(layer, x), wanted)
+    assert gelu_of(layer, x).requires_grad
+    with torch.no_grad():
+        assert torch.equal(gelu_of(layer, x), wanted)
+
+
+@pytest.mark.gpu
+def test_gelu_inside_the_product_is_gelu_after_it() -> None:
+    """As near to the exact value as the two passes are, whatever the number of rows."""
+    layer = network(width=64).blocks[0].mlp_in.to("cuda", torch.bfloat16)
+    for rows in (1, 7, 512):
+        x = 3 * torch.randn(2, rows, 64, device="cuda", generator=torch.Generator("cuda").manual_seed(rows))
+        x = x.bfloat16()
+        with torch.no_grad():
+            found = gelu_of(layer, x)
+            plain = F.gelu(layer(x), approximate="tanh")
+            exact = F.gelu(F.linear(x.double(), layer.weight.double(), layer.bias.double()), approximate="tanh")
+            assert gelu_of(torch.nn.Sequential(layer), x).equal(plain), "an adapter in its place"
+        assert found.shape == plain.shape
+        assert found.dtype == plain.dtype
+        assert (found.double() - exact).norm() <= 1.1 * (plain.double() - exact).norm() + 1e-3
+
+
+@pytest.mark.gpu
+def test_evaluation_on_a_gpu_is_the_network_with_gradients() -> None:
+    """Kernels that only run without gradients (norms, positions, GELU) change nothing but rounding."""
+    model, z = network(width=64, heads=2).to("cuda", torch.bfloat16), tokens(4, 24).cuda()
+    wanted = model.hidden(z).detach()
+    with torch.no_grad():
+        found = model.requires_grad_(False).hidden(z)
+    assert (found - wanted).float().norm() < 0.02 * wanted.float().norm()

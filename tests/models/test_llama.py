@@ -435,3 +435,16 @@ def test_states_are_the_same_with_gradients_wanted_and_without() -> None:
     with torch.no_grad():
         plain = made.hidden(z)
     torch.testing.assert_close(made.hidden(z).detach(), plain, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("changes", [{}, {"qk_norm": True}], ids=str)
+@pytest.mark.parametrize("packed", [False, True])
+def test_evaluation_on_a_gpu_is_the_network_with_gradients(packed: bool, changes: dict[str, Any]) -> None:
+    """Kernels that only run without gradients (norms, positions) change nothing but rounding."""
+    model, z = network(**changes).to("cuda", torch.bfloat16), tokens(4, 24).cuda()
+    documents = torch.where(torch.arange(24, device="cuda") < 17, 0, -1).expand(4, 24) if packed else None
+    wanted = model.hidden(z, documents=documents).detach()
+    with torch.no_grad():
+        found = model.requires_grad_(False).hidden(z, documents=documents)
+    assert (found - wanted).float().norm() < 0.02 * wanted.float().norm()

@@ -50,10 +50,10 @@ def main() -> None:
         constants = {"COLUMNS": 50304, "KEY_BITS": bits, "HAS_INPUT_BIAS": bits == 32, "TOP_P": top_p, "TOP_K": top_k}
         constants["SCALES"] = top_p != top_k  # each row its own temperature
         common["scale"] = "*fp32" if constants["SCALES"] else "fp32"
+        constants["GUESS"] = not top_k
         build(head._row_stats, {"logits": dtype, **common, **stats}, {**constants, "BLOCK": head.BLOCK}, head.WARPS)
-        build(
-            redraw._row_draw, {"logits": dtype, **common, **draws}, {**constants, "BLOCK": redraw.BLOCK}, redraw.WARPS
-        )
+        constants |= {"BLOCK": redraw.BLOCK, "BLOCKS": triton.next_power_of_2(triton.cdiv(50304, redraw.BLOCK))}
+        build(redraw._row_draw, {"logits": dtype, **common, **draws}, constants, redraw.WARPS)
     numbers = dict.fromkeys(("keep", "step", "spread", "beta1_rest", "beta2", "beta2_rest", "epsilon", "pull"), "fp32")
     tables = {"table": "*i64", "sizes": "*i64", "owners": "*i32", "numbers": "*i32", "scale_": "*fp32"}
     for shadow, aligned in itertools.product((False, True), repeat=2):
@@ -61,7 +61,8 @@ def main() -> None:
         build(update._update, {**tables, **numbers, "tensors": "i32"}, constants, update.WARPS)
     for dtype in ("*bf16", "*fp32"):
         types = {"x_": dtype, "cos_": "*fp32", "sin_": "*fp32", "stride": "i32", "length": "i32"}
-        build(rotary._rotate, types, {"HEADS": 12, "PAIRS": 32, "BLOCK": 1024}, rotary.WARPS)
+        for every, turned in ((36, 24), (15, 12)):
+            build(rotary._rotate, types, {"EVERY": every, "TURNED": turned, "PAIRS": 32, "BLOCK": 1024}, rotary.WARPS)
     sides = dict.fromkeys(("q_", "k_", "v_", "out_"), "*bf16")
     sizes = {name: "i32" for name in documents._attention.arg_names if name.islower() and not name.endswith("_")}
     for width, length, packed, causal in ((64, 136, True, False), (80, 40, True, True), (64, 128, False, True)):
@@ -92,7 +93,11 @@ def main() -> None:
     affine = ("scale_", "shift_", "d_scale_", "d_shift_")
     for dtype in ("*bf16", "*fp32"):
         types = {**dict.fromkeys(sides, dtype), **dict.fromkeys(affine, "*fp32"), "group": "i32", "shares": "i32"}
-        kernels = ((norm._rows_forward, {}), (norm._rows_backward, {"EACH": 16}))
+        kernels = (
+            (norm._rows_forward, {"ADD": True}),
+            (norm._rows_forward, {"ADD": False}),
+            (norm._rows_backward, {"EACH": 16}),
+        )
         for (kernel, more), centred in itertools.product(kernels, (False, True)):
             known = {k: v for k, v in types.items() if k in kernel.arg_names}
             constants = {"EPS": 1e-6, "CENTRED": centred, "WIDTH": 768, "BLOCK": 1024, **more}

@@ -50,6 +50,23 @@ def test_bfloat16_stays_within_its_rounding() -> None:
         assert (part.double() - exact).norm() < 0.01 * exact.norm()
 
 
+@TRITON
+@pytest.mark.parametrize("groups", [1, 3])
+def test_the_first_norm_has_nothing_to_add(groups: int) -> None:
+    """One kernel without gradients; with them the reference, which the compiler fuses."""
+    x, _, scale, shift = inputs((3, 5, 48), groups, torch.float32)
+    layer = add_norm(x, None, scale, shift, impl="reference")
+    rms = add_rms_norm(x, None, scale[0, 0], 1e-5, impl="reference")
+    with torch.no_grad():
+        for mine, theirs in (
+            (add_norm(x, None, scale, shift, impl="triton"), layer),
+            (add_rms_norm(x, None, scale[0, 0], 1e-5, impl="triton"), rms),
+        ):
+            assert mine[0] is x
+            torch.testing.assert_close(mine[1], theirs[1], rtol=2e-5, atol=2e-5)
+    assert add_norm(x, None, scale, shift, impl="triton")[1].requires_grad
+
+
 def test_the_reference_by_hand() -> None:
     x, delta, scale, shift = inputs((2, 3, 8), 2, torch.float32)
     total, normal = add_norm(x, delta, scale, shift, impl="reference")

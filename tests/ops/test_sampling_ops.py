@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 import torch
 from scipy import stats
 
-from scdd.core import Head, UserError
-from scdd.ops.common import Filters
+from scdd.core import Head, UserError, Vocab
+from scdd.core.types import padded
+from scdd.ops.common import Filters, invert
 from scdd.ops.head import head_stats, redraw
 from scdd.ops.head.reference import filtered
 from scdd.ops.head.reference import logits as dense_logits
-from tests.ops.cases import IMPLS, case, problems
+from tests.ops.cases import CUDA, IMPLS, case, problems
 
 FILTERS = [
     Filters(),
@@ -140,6 +142,84 @@ def test_extreme_uniform_numbers_draw_possible_tokens(impl: str, device: str) ->
 def test_bad_filters_are_refused(bad: dict[str, float]) -> None:
     with pytest.raises(UserError, match=next(iter(bad))):
         Filters(**bad)  # type: ignore[arg-type]
+
+
+def rows_of_all_kinds(vocab: Vocab) -> tuple[torch.Tensor, torch.Tensor]:
+    """(Logits [n, Vp] as a bfloat16 product leaves them, tokens [n]): spread, peaked, tied, flat, and made to mislead a sample."""
+    generator = torch.Generator().manual_seed(5)
+    ids = torch.arange(vocab.size)
+    sampled = ids // 32 % 8 == 0
+    spread = torch.randn(vocab.size, generator=generator) * 2.8
+    zipf = -1.3 * torch.log(torch.randperm(vocab.size, generator=generator) + 1.0)
+    kinds = [
+        spread,
+        spread - 20.0,
+        zipf + 9.0,
+        torch.where(ids == 77, 12.0, spread),
+        (spread / 4).round() * 4,  # ties at every threshold
+        torch.zeros(vocab.size),
+        torch.where(sampled, -30.0, spread),  # a sample sees nothing
+        torch.where(sampled, 3.0, spread / 9),  # and here too much
+        spread * 1e-3,  # among the densest keys
+    ]
+    rows, tokens = [], []
+    for scores in kinds:
+        scores[vocab.mask_id] = -torch.inf
+        order = scores.argsort(descending=True)
+        for rank in (0, 1, 30, vocab.K - 1) if CUDA == "cuda" else (0, 30):
+            rows.append(scores)
+            tokens.append(order[rank])
+    logits = torch.full((len(rows), padded(vocab.size)), -torch.inf, dtype=torch.bfloat16)
+    logits[:, : vocab.size] = torch.stack(rows).bfloat16()
+    return logits, torch.stack(tokens)
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="no Triton here")
+@pytest.mark.parametrize("sampled", [1, 1 << 30], ids=["guessed", "searched"])
+@pytest.mark.parametrize("top_p", [0.3, 0.9, 0.999] if CUDA == "cuda" else [0.9])  # the interpreter takes its time
+def test_kernels_find_every_nucleus(top_p: float, sampled: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a guess from a sample and without one, also where the sample misleads."""
+    from scdd.ops.head import triton as stats_kernel
+    from scdd.ops.head.triton_draw import row_draw
+
+    monkeypatch.setattr(stats_kernel, "SAMPLED", sampled)
+    vocab, filters = Vocab(600, 599), Filters(top_p=top_p)
+    logits, z_t = rows_of_all_kinds(vocab)
+    log_p = filtered(logits[:, : vocab.size], filters)
+    truth = log_p.gather(1, z_t[:, None])[:, 0]
+    head = Head(torch.zeros(padded(vocab.size), 1), vocab)
+    logits, z_t = logits.to(CUDA), z_t.to(CUDA)
+    total, found = torch.empty(2, len(z_t), device=CUDA)
+    stats_kernel.row_stats(logits, head, z_t, filters, total, found)
+    inside = torch.isfinite(truth)
+    assert 0 < int(inside.sum()) < len(inside)
+    assert torch.equal(torch.isfinite(found.cpu()), inside)
+    assert torch.allclose(found.cpu()[inside].double(), truth[inside], atol=2e-5)
+    here = logits.cpu().double().gather(1, z_t.cpu()[:, None])[:, 0]
+    assert torch.allclose(total.cpu()[inside].double(), (here - truth)[inside], atol=2e-5)
+
+    u = torch.rand(len(z_t), dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    moves = torch.ones(len(z_t), dtype=torch.bool, device=CUDA)
+    tokens, drawn = row_draw(logits, head, u.to(CUDA), None, filters, moves)
+    wanted, wanted_log_p = invert(log_p, u)
+    assert torch.equal(tokens.cpu(), wanted)
+    assert torch.allclose(drawn.cpu().double(), wanted_log_p, atol=2e-5)
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="no Triton here")
+@pytest.mark.parametrize("temperature", [1e-30, 1e-8, 0.05, 1e30])
+def test_kernels_bear_any_temperature(temperature: float) -> None:
+    """Weights are relative to a token of the row: nothing overflows that is not cut."""
+    from scdd.ops.head.triton import row_stats
+
+    vocab, filters = Vocab(300, 299), Filters(top_p=0.9, temperature=temperature)
+    logits = torch.full((3, padded(300)), -torch.inf, dtype=torch.bfloat16)
+    logits[:, :299] = torch.arange(299).flip(0) / 4.0
+    z_t = torch.tensor([0, 1, 298])
+    log_p = filtered(logits[:, :300], filters).gather(1, z_t[:, None])[:, 0]
+    total, found = torch.empty(2, 3, device=CUDA)
+    row_stats(logits.to(CUDA), Head(torch.zeros(padded(300), 1), vocab), z_t.to(CUDA), filters, total, found)
+    assert torch.allclose(found.cpu().double(), log_p, atol=2e-5)
 
 
 @pytest.mark.gpu

@@ -235,15 +235,15 @@ class Rotary(nn.Module):
         return tables(start, stop, self.pairs, self.cos.device, self.base, self.scaling)
 
 
-def turned_in_place(qkv: Tensor, cos: Tensor, sin: Tensor) -> bool:
-    """Turn queries and keys of qkv [B, L, 3, heads, 2 · pairs] where they stand, if a kernel can (`rotate` otherwise)."""
-    if not qkv.is_cuda or not HAS_TRITON or torch.compiler.is_compiling():
+def turned_in_place(heads: Tensor, turned: int, cos: Tensor, sin: Tensor) -> bool:
+    """Turn the first heads of [B, L, H, 2 · pairs], queries and keys, where they stand, if a kernel can (`rotate` otherwise)."""
+    if not heads.is_cuda or not HAS_TRITON or torch.compiler.is_compiling():
         return False
     from scdd.ops.rotary.triton import rotate_, turns_in_place
 
-    if not turns_in_place(qkv):
+    if not turns_in_place(heads):
         return False
-    rotate_(qkv, cos, sin)
+    rotate_(heads, turned, cos, sin)
     return True
 
 

@@ -93,6 +93,28 @@ def gated(layer: nn.Module, x: Tensor, gate: Tensor) -> Tensor:
     return gate.to(y.dtype) * y
 
 
+def gelu_of(layer: nn.Module, x: Tensor) -> Tensor:
+    """gelu(layer(x)), the tanh one. On a GPU it is part of the matrix product, where the library has it, or one kernel with the
+    bias, each way, while training."""
+    if type(layer) is Linear and x.is_cuda and HAS_TRITON and torch.is_grad_enabled():
+        from scdd.ops.gelu import bias_gelu
+
+        return bias_gelu(F.linear(x, layer.weight), layer.bias)
+    if not _ends_in_gelu(layer, x):
+        return F.gelu(layer(x), approximate="tanh")
+    assert isinstance(layer, Linear)
+    rows = torch._addmm_activation(layer.bias, x.flatten(0, -2), layer.weight.T, use_gelu=True)
+    return rows.view(*x.shape[:-1], -1)
+
+
+def _ends_in_gelu(layer: nn.Module, x: Tensor) -> bool:
+    """On a GPU, where nobody wants gradients (the operation has none) or compiles. A CPU's is the other GELU, by erf."""
+    if not x.is_cuda or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return False
+    half = x.dtype in (torch.bfloat16, torch.float16)
+    return half and type(layer) is Linear and layer.bias is not None and layer.weight.dtype == x.dtype
+
+
 def parts_of(rows: Tensor, count: int) -> tuple[Tensor, ...]:
     """Rows [R, count·D] as `count` tensors [R, 1, D]."""
     return rows.view(rows.shape[0], 1, count, -1).unbind(2)
@@ -202,12 +224,12 @@ class Block(nn.Module):
             x, normal = add_norm(x, delta, known.scale1, known.shift1)
             mixed = F.linear(self._attention(normal, rotary, mask, cache), *known.out)
             x, normal = add_norm(x, mixed, known.scale2, known.shift2)
-            return x, F.linear(F.gelu(self.mlp_in(normal), approximate="tanh"), *known.mlp_out)
+            return x, F.linear(gelu_of(self.mlp_in, normal), *known.mlp_out)
         shift1, scale1, gate1, shift2, scale2, gate2 = parts_of(self.modulation.exact(c), 6)
         x, normal = self.norm1(x, delta, shift1, scale1)
         mixed = self._attention(normal, rotary, mask, cache, lean)
         x, normal = self.norm2(x, gated(self.out, mixed, gate1), shift2, scale2)
-        return x, gated(self.mlp_out, self._inner(normal), gate2)
+        return x, gated(self.mlp_out, gelu_of(self.mlp_in, normal), gate2)
 
     def conditioned(self, c: Tensor, dtype: torch.dtype) -> Conditioned | None:
         """Once and for all, for one row of conditioning; None where something beside a linear map stands in its place (LoRA)."""
@@ -224,15 +246,6 @@ class Block(nn.Module):
             mlp_out._fold(gate2.reshape(-1), dtype),
         )
 
-    def _inner(self, x: Tensor) -> Tensor:
-        """GELU of the first matrix's product; while training on a GPU its bias is added, and differentiated, with that."""
-        layer = self.mlp_in
-        if type(layer) is Linear and x.is_cuda and HAS_TRITON and torch.is_grad_enabled():
-            from scdd.ops.gelu import bias_gelu
-
-            return bias_gelu(F.linear(x, layer.weight), layer.bias)
-        return F.gelu(layer(x), approximate="tanh")
-
     def _attention(
         self,
         x: Tensor,
@@ -247,7 +260,7 @@ class Block(nn.Module):
             return fused(x, self.qkv, rotary, heads)
         every = self.qkv(x).view(batch, length, 3, self.heads, -1)
         q, k, v = every.unbind(2)
-        if turned_in_place(every, *rotary):
+        if turned_in_place(every.flatten(2, 3), 2 * self.heads, *rotary):
             q, k = q.transpose(1, 2), k.transpose(1, 2)
         else:
             q, k = rotate(q, *rotary).transpose(1, 2), rotate(k, *rotary).transpose(1, 2)

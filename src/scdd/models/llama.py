@@ -25,6 +25,7 @@ from scdd.models.attention import (
     recomputed,
     rotate,
     rotated_heads,
+    turned_in_place,
     turns_at_once,
 )
 from scdd.models.blocks import Linear
@@ -145,6 +146,8 @@ class Block(nn.Module):
         if self.q_norm is None and turns_at_once(every):
             turned = rotated_heads(every[:, :, : -self.heads[2]], *rotary)
             q, k = turned[:, : self.heads[0]], turned[:, self.heads[0] :]
+        elif self.q_norm is None and turned_in_place(every, self.heads[0] + self.heads[1], *rotary):
+            q, k = q.transpose(1, 2), k.transpose(1, 2)
         else:
             q, k = rotate(q, *rotary).transpose(1, 2), rotate(k, *rotary).transpose(1, 2)
         mixed = attend(q, k, v.transpose(1, 2), causal, mask, cache)

@@ -1,4 +1,8 @@
-"""Filtered statistics of a row of logits: one program a row, thresholds found by weighing, never by sorting."""
+"""Filtered statistics of a row of logits: one program a row, thresholds found by weighing, never by sorting.
+
+A visible token mostly needs one pass: the weights above it and from it on say that it is cut, or the crossing itself. Inside
+a nucleus that ends further down, a sample of the row says about where, and mostly one more pass says exactly where.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +15,13 @@ from torch import Tensor
 
 from scdd.core import Head
 from scdd.ops.common import Filters
-from scdd.ops.triton_rows import LN2, STAGES, load_scores, log_sum_exp2
+from scdd.ops.head.triton_passes import SHARE, best_and_total, weight_from, weights_above, weights_around
+from scdd.ops.triton_rows import LN2
 
-BLOCK = 2048
+BLOCK = 1024
 WARPS = 4
+SAMPLED = 4096  # columns from which on a sample of them is worth a guess
+NEAR = tl.constexpr(0.03)  # the least step around a guess, in log2 of the weight
 
 
 def filter_arguments(head: Head, filters: Filters, logits: Tensor) -> dict[str, object]:
@@ -31,6 +38,7 @@ def filter_arguments(head: Head, filters: Filters, logits: Tensor) -> dict[str, 
         "HAS_INPUT_BIAS": head.input_bias is not None,
         "TOP_P": filters.top_p < 1.0,
         "TOP_K": filters.top_k is not None,
+        "GUESS": logits.shape[1] >= SAMPLED and filters.top_k is None,
     }
 
 
@@ -83,61 +91,78 @@ def cut_at(low, high, eighths: tl.constexpr, by_value, KEY_BITS: tl.constexpr):
 
 
 @triton.jit
-def search(
-    base, z, input_bias, best, scale, budget, low, high, above_low,
-    COUNT: tl.constexpr, COLUMNS: tl.constexpr, KEY_BITS: tl.constexpr, HAS_INPUT_BIAS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    """(Lowest key in (low, high] with less than `budget` strictly above it, what lies at or above that key).
+def cut_near(low, high, guess, steps: tl.constexpr, scale, KEY_BITS: tl.constexpr):
+    """A key in [low, high] so many steps from the guess, a step being a key at least."""
+    key = key_of(score_of(guess, KEY_BITS) + steps * NEAR / scale, KEY_BITS)
+    if steps < 0:
+        key = tl.minimum(key, guess + steps)
+    else:
+        key = tl.maximum(key, guess + steps)
+    return tl.minimum(tl.maximum(key, low), high)
 
-    Seven cuts a pass divide the range by eight; the row stays in cache from pass to pass. Three passes by score get
-    close (keys are dense near zero, scores are not), passes by key end it exactly.
+
+@triton.jit
+def next_cut(
+    low, high, guess, eighths: tl.constexpr, steps: tl.constexpr, passes, scale,
+    GUESS: tl.constexpr, KEY_BITS: tl.constexpr,
+):  # fmt: skip
+    """A cut of the next pass: so many steps from the guess at first, then so many eighths, three times by score, then by key."""
+    if GUESS:
+        wide = cut_at(low, high, eighths, passes < 4, KEY_BITS)
+        cut = tl.where(passes == 0, cut_near(low, high, guess, steps, scale, KEY_BITS), wide)
+    else:
+        cut = cut_at(low, high, eighths, passes < 3, KEY_BITS)
+    return cut
+
+
+@triton.jit
+def search(
+    base, z, input_bias, origin, scale, total, budget, low, high, guess,
+    COUNT: tl.constexpr, SAMPLE: tl.constexpr, GUESS: tl.constexpr, COLUMNS: tl.constexpr, KEY_BITS: tl.constexpr,
+    HAS_INPUT_BIAS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """(Lowest key in (low, high] with less than `budget` strictly above it, what lies at or above that key; −1: not known).
+
+    Seven cuts a pass divide the range by eight. Three passes by score get close (keys are dense near zero, scores are not),
+    passes by key end it exactly. A sample's three passes only say about where: it has too few of the few heavy tokens, so what lies
+    above a cut is the total without what the sample has below it, times what it is a share of.
     """
+    above_low = total * 0.0 - 1.0
+    most: tl.constexpr = 3 if SAMPLE else 1000
     passes = 0
-    while high - low > 1:
-        by_value = passes < 3
-        c1, c2 = cut_at(low, high, 1, by_value, KEY_BITS), cut_at(low, high, 2, by_value, KEY_BITS)
-        c3, c4 = cut_at(low, high, 3, by_value, KEY_BITS), cut_at(low, high, 4, by_value, KEY_BITS)
-        c5, c6 = cut_at(low, high, 5, by_value, KEY_BITS), cut_at(low, high, 6, by_value, KEY_BITS)
-        c7 = cut_at(low, high, 7, by_value, KEY_BITS)
-        v1, v2, v3 = score_of(c1, KEY_BITS), score_of(c2, KEY_BITS), score_of(c3, KEY_BITS)
-        v4, v5, v6 = score_of(c4, KEY_BITS), score_of(c5, KEY_BITS), score_of(c6, KEY_BITS)
-        v7 = score_of(c7, KEY_BITS)
-        a1 = tl.zeros((BLOCK,), tl.float32)
-        a2 = tl.zeros((BLOCK,), tl.float32)
-        a3 = tl.zeros((BLOCK,), tl.float32)
-        a4 = tl.zeros((BLOCK,), tl.float32)
-        a5 = tl.zeros((BLOCK,), tl.float32)
-        a6 = tl.zeros((BLOCK,), tl.float32)
-        a7 = tl.zeros((BLOCK,), tl.float32)
-        for offset in tl.range(0, COLUMNS, BLOCK, num_stages=STAGES):
-            score = load_scores(base, offset, z, input_bias, COLUMNS, HAS_INPUT_BIAS, BLOCK)
-            if COUNT:
-                weight = tl.full((BLOCK,), 1.0, tl.float32)
-            else:
-                weight = tl.exp2((score - best) * scale)
-            a1 += tl.where(score > v1, weight, 0.0)
-            a2 += tl.where(score > v2, weight, 0.0)
-            a3 += tl.where(score > v3, weight, 0.0)
-            a4 += tl.where(score > v4, weight, 0.0)
-            a5 += tl.where(score > v5, weight, 0.0)
-            a6 += tl.where(score > v6, weight, 0.0)
-            a7 += tl.where(score > v7, weight, 0.0)
+    while (high - low > 1) & (passes < most):
+        c1 = next_cut(low, high, guess, 1, -9, passes, scale, GUESS, KEY_BITS)
+        c2 = next_cut(low, high, guess, 2, -3, passes, scale, GUESS, KEY_BITS)
+        c3 = next_cut(low, high, guess, 3, -1, passes, scale, GUESS, KEY_BITS)
+        c4 = next_cut(low, high, guess, 4, 0, passes, scale, GUESS, KEY_BITS)
+        c5 = next_cut(low, high, guess, 5, 1, passes, scale, GUESS, KEY_BITS)
+        c6 = next_cut(low, high, guess, 6, 3, passes, scale, GUESS, KEY_BITS)
+        c7 = next_cut(low, high, guess, 7, 9, passes, scale, GUESS, KEY_BITS)
+        a0, a1, a2, a3, a4, a5, a6, a7 = weights_above(
+            base, z, input_bias, origin, scale,
+            score_of(c1, KEY_BITS), score_of(c2, KEY_BITS), score_of(c3, KEY_BITS), score_of(c4, KEY_BITS),
+            score_of(c5, KEY_BITS), score_of(c6, KEY_BITS), score_of(c7, KEY_BITS),
+            COUNT, SAMPLE, COLUMNS, HAS_INPUT_BIAS, BLOCK,
+        )  # fmt: skip
+        if SAMPLE:
+            a1, a2, a3 = total - SHARE * (a0 - a1), total - SHARE * (a0 - a2), total - SHARE * (a0 - a3)
+            a4, a5, a6 = total - SHARE * (a0 - a4), total - SHARE * (a0 - a5), total - SHARE * (a0 - a6)
+            a7 = total - SHARE * (a0 - a7)
         # cuts rise, so what lies above them falls: the last one still at or over budget, the first one under it
-        low, above_low = raise_low(tl.sum(a1, 0), c1, budget, low, above_low)
-        low, above_low = raise_low(tl.sum(a2, 0), c2, budget, low, above_low)
-        low, above_low = raise_low(tl.sum(a3, 0), c3, budget, low, above_low)
-        low, above_low = raise_low(tl.sum(a4, 0), c4, budget, low, above_low)
-        low, above_low = raise_low(tl.sum(a5, 0), c5, budget, low, above_low)
-        low, above_low = raise_low(tl.sum(a6, 0), c6, budget, low, above_low)
-        low, above_low = raise_low(tl.sum(a7, 0), c7, budget, low, above_low)
-        high = tl.where((tl.sum(a7, 0) < budget) & (c7 > low), c7, high)
-        high = tl.where((tl.sum(a6, 0) < budget) & (c6 > low), c6, high)
-        high = tl.where((tl.sum(a5, 0) < budget) & (c5 > low), c5, high)
-        high = tl.where((tl.sum(a4, 0) < budget) & (c4 > low), c4, high)
-        high = tl.where((tl.sum(a3, 0) < budget) & (c3 > low), c3, high)
-        high = tl.where((tl.sum(a2, 0) < budget) & (c2 > low), c2, high)
-        high = tl.where((tl.sum(a1, 0) < budget) & (c1 > low), c1, high)
+        low, above_low = raise_low(a1, c1, budget, low, above_low)
+        low, above_low = raise_low(a2, c2, budget, low, above_low)
+        low, above_low = raise_low(a3, c3, budget, low, above_low)
+        low, above_low = raise_low(a4, c4, budget, low, above_low)
+        low, above_low = raise_low(a5, c5, budget, low, above_low)
+        low, above_low = raise_low(a6, c6, budget, low, above_low)
+        low, above_low = raise_low(a7, c7, budget, low, above_low)
+        high = tl.where((a7 < budget) & (c7 > low), c7, high)
+        high = tl.where((a6 < budget) & (c6 > low), c6, high)
+        high = tl.where((a5 < budget) & (c5 > low), c5, high)
+        high = tl.where((a4 < budget) & (c4 > low), c4, high)
+        high = tl.where((a3 < budget) & (c3 > low), c3, high)
+        high = tl.where((a2 < budget) & (c2 > low), c2, high)
+        high = tl.where((a1 < budget) & (c1 > low), c1, high)
         passes += 1
     return high, above_low
 
@@ -150,79 +175,49 @@ def raise_low(above, cut, budget, low, above_low):
 
 
 @triton.jit
-def weight_from(
-    base, z, input_bias, best, scale, least,
-    COLUMNS: tl.constexpr, HAS_INPUT_BIAS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """(Total weight of the scores of at least `least`, the lowest possible score of the row)."""
-    total = tl.zeros((BLOCK,), tl.float32)
-    worst = tl.full((BLOCK,), float("inf"), tl.float32)
-    for offset in tl.range(0, COLUMNS, BLOCK, num_stages=STAGES):
-        score = load_scores(base, offset, z, input_bias, COLUMNS, HAS_INPUT_BIAS, BLOCK)
-        total += tl.where(score >= least, tl.exp2((score - best) * scale), 0.0)
-        worst = tl.minimum(worst, tl.where(score == -float("inf"), float("inf"), score))
-    return tl.sum(total, 0), tl.min(worst, 0)
-
-
-@triton.jit
 def nucleus(
-    base, z, input_bias, best, scale, top_p, total2, least, top,
-    COLUMNS: tl.constexpr, KEY_BITS: tl.constexpr, HAS_INPUT_BIAS: tl.constexpr, BLOCK: tl.constexpr,
+    base, z, input_bias, origin, scale, top_p, total, least, top,
+    GUESS: tl.constexpr, COLUMNS: tl.constexpr, KEY_BITS: tl.constexpr, HAS_INPUT_BIAS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """(A score just below the crossing token's, weight of the nucleus); `top` is a score known to lie inside.
 
-    Tokens of probability below (1 − top_p)/K weigh less than 1 − top_p together: the crossing lies above them.
+    Weights are relative to a token's with the score `origin`. Tokens of probability below (1 − top_p)/K weigh less than
+    1 − top_p together: the crossing lies above them.
     """
-    low, high = key_of((total2 + least) / scale, KEY_BITS) - 1, key_of(top, KEY_BITS)
-    budget = top_p * tl.exp2(total2 - best * scale)
-    unknown = best * 0.0 - 1.0
-    cut, kept = search(base, z, input_bias, best, scale, budget, low, high, unknown, False, COLUMNS, KEY_BITS, HAS_INPUT_BIAS, BLOCK)  # fmt: skip
+    low, high = key_of(origin + (tl.log2(total) + least) / scale, KEY_BITS) - 1, key_of(top, KEY_BITS)
+    budget = top_p * total
+    guess = high
+    if GUESS:
+        guess, _ = search(base, z, input_bias, origin, scale, total, budget, low, high, high, False, True, False, COLUMNS, KEY_BITS, HAS_INPUT_BIAS, BLOCK)  # fmt: skip
+    cut, kept = search(base, z, input_bias, origin, scale, total, budget, low, high, guess, False, False, GUESS, COLUMNS, KEY_BITS, HAS_INPUT_BIAS, BLOCK)  # fmt: skip
     threshold = score_of(cut - 1, KEY_BITS)
     if kept < 0.0:  # the search never moved its lower end
-        kept, _ = weight_from(base, z, input_bias, best, scale, above_(threshold), COLUMNS, HAS_INPUT_BIAS, BLOCK)
+        kept, _ = weight_from(base, z, input_bias, origin, scale, above_(threshold), COLUMNS, HAS_INPUT_BIAS, BLOCK)
     return threshold, kept
-
-
-@triton.jit
-def weights_around(
-    base, z, input_bias, best, scale, here,
-    COLUMNS: tl.constexpr, HAS_INPUT_BIAS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """(Weight strictly above the score `here`, weight at or above it)."""
-    above = tl.zeros((BLOCK,), tl.float32)
-    from_here = tl.zeros((BLOCK,), tl.float32)
-    for offset in tl.range(0, COLUMNS, BLOCK, num_stages=STAGES):
-        score = load_scores(base, offset, z, input_bias, COLUMNS, HAS_INPUT_BIAS, BLOCK)
-        weight = tl.exp2((score - best) * scale)
-        above += tl.where(score > here, weight, 0.0)
-        from_here += tl.where(score >= here, weight, 0.0)
-    return tl.sum(above, 0), tl.sum(from_here, 0)
 
 
 @triton.jit
 def threshold_and_total(
     base, z, input_bias, top_p, top_k, least, scale,
     COLUMNS: tl.constexpr, KEY_BITS: tl.constexpr, HAS_INPUT_BIAS: tl.constexpr, TOP_P: tl.constexpr,
-    TOP_K: tl.constexpr, BLOCK: tl.constexpr,
+    TOP_K: tl.constexpr, GUESS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """(Best score, lowest kept score, log2 of the kept tokens' weight 2^(scale·score)): the filters, as one threshold."""
-    best, total2 = log_sum_exp2(base, z, input_bias, scale, COLUMNS, HAS_INPUT_BIAS, BLOCK)
+    """(Best score, lowest kept score, the kept tokens' weight relative to the best one's): the filters, as one threshold."""
+    best, total = best_and_total(base, z, input_bias, scale, COLUMNS, HAS_INPUT_BIAS, BLOCK)
     threshold = best * 0.0 - float("inf")
-    unknown = best * 0.0 - 1.0
     if TOP_K:
         _, worst = weight_from(base, z, input_bias, best, scale, 0.0, COLUMNS, HAS_INPUT_BIAS, BLOCK)
         low, high = key_of(worst, KEY_BITS) - 1, key_of(best, KEY_BITS)
-        cut, _ = search(base, z, input_bias, best, scale, top_k, low, high, unknown, True, COLUMNS, KEY_BITS, HAS_INPUT_BIAS, BLOCK)  # fmt: skip
+        cut, _ = search(base, z, input_bias, best, scale, total, top_k, low, high, high, True, False, False, COLUMNS, KEY_BITS, HAS_INPUT_BIAS, BLOCK)  # fmt: skip
         threshold = score_of(cut - 1, KEY_BITS)
-        kept, _ = weight_from(base, z, input_bias, best, scale, above_(threshold), COLUMNS, HAS_INPUT_BIAS, BLOCK)
-        total2 = best * scale + tl.log2(kept)
+        total, _ = weight_from(base, z, input_bias, best, scale, above_(threshold), COLUMNS, HAS_INPUT_BIAS, BLOCK)
     if TOP_P:
-        cut, kept = nucleus(base, z, input_bias, best, scale, top_p, total2, least, best, COLUMNS, KEY_BITS, HAS_INPUT_BIAS, BLOCK)  # fmt: skip
+        cut, kept = nucleus(base, z, input_bias, best, scale, top_p, total, least, best, GUESS, COLUMNS, KEY_BITS, HAS_INPUT_BIAS, BLOCK)  # fmt: skip
         threshold = tl.maximum(threshold, cut)
         if TOP_K:  # the search knew nothing of the cut by count
             kept, _ = weight_from(base, z, input_bias, best, scale, above_(threshold), COLUMNS, HAS_INPUT_BIAS, BLOCK)
-        total2 = best * scale + tl.log2(kept)
-    return best, above_(threshold), total2
+        total = kept
+    return best, above_(threshold), total
 
 
 @triton.jit
@@ -238,7 +233,7 @@ def above_(score):
 def _row_stats(
     logits, stride, z_ids, input_bias_, log_total, log_p_z, mask_id, top_p, top_k, least, scale,
     SCALES: tl.constexpr, COLUMNS: tl.constexpr, KEY_BITS: tl.constexpr, HAS_INPUT_BIAS: tl.constexpr, TOP_P: tl.constexpr,
-    TOP_K: tl.constexpr, BLOCK: tl.constexpr,
+    TOP_K: tl.constexpr, GUESS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     z = tl.load(z_ids + row).to(tl.int32)
@@ -257,18 +252,18 @@ def _row_stats(
         here = tl.load(base + z).to(tl.float32) + input_bias
         if TOP_P and not TOP_K:
             # most tokens need no search: a wrong one is cut by the weight above it, a sure one is the crossing itself
-            best, total2 = log_sum_exp2(base, z, input_bias, factor, COLUMNS, HAS_INPUT_BIAS, BLOCK)
-            above, kept = weights_around(base, z, input_bias, best, factor, here, COLUMNS, HAS_INPUT_BIAS, BLOCK)
-            budget = top_p * tl.exp2(total2 - best * factor)
+            total, above, kept = weights_around(base, z, input_bias, here, factor, COLUMNS, HAS_INPUT_BIAS, BLOCK)
+            budget = top_p * total
             inside = above < budget
             if inside & (kept < budget):
-                _, kept = nucleus(base, z, input_bias, best, factor, top_p, total2, least, here, COLUMNS, KEY_BITS, HAS_INPUT_BIAS, BLOCK)  # fmt: skip
-            total2 = best * factor + tl.log2(kept)
+                _, kept = nucleus(base, z, input_bias, here, factor, top_p, total, least, here, GUESS, COLUMNS, KEY_BITS, HAS_INPUT_BIAS, BLOCK)  # fmt: skip
+            log_p = -tl.log2(kept) * LN2
         else:
-            _, threshold, total2 = threshold_and_total(
-                base, z, input_bias, top_p, top_k, least, factor, COLUMNS, KEY_BITS, HAS_INPUT_BIAS, TOP_P, TOP_K, BLOCK
-            )
+            best, threshold, kept = threshold_and_total(
+                base, z, input_bias, top_p, top_k, least, factor,
+                COLUMNS, KEY_BITS, HAS_INPUT_BIAS, TOP_P, TOP_K, GUESS, BLOCK,
+            )  # fmt: skip
             inside = here >= threshold
-        log_p = (here * factor - total2) * LN2
-        tl.store(log_total + row, tl.where(inside, total2 * LN2, float("nan")))
+            log_p = ((here - best) * factor - tl.log2(kept)) * LN2
+        tl.store(log_total + row, tl.where(inside, here * factor * LN2 - log_p, float("nan")))
         tl.store(log_p_z + row, tl.where(inside, log_p, -float("inf")))

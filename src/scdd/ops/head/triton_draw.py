@@ -13,7 +13,7 @@ from scdd.ops.head.triton import filter_arguments, threshold_and_total
 from scdd.ops.triton_rows import LN2, load_scores
 
 BLOCK = 4096
-WARPS = 8
+WARPS = 16  # few rows move in a step: each has a multiprocessor for itself
 
 
 def row_draw(
@@ -26,6 +26,7 @@ def row_draw(
         return tokens, log_p
     if head.input_bias is not None and z_t is None:
         raise ValueError("this head adds a bias at the input token, so it needs z_t")
+    block = min(BLOCK, triton.next_power_of_2(logits.shape[1]))
     _row_draw[(logits.shape[0],)](
         logits,
         logits.stride(0),
@@ -36,19 +37,16 @@ def row_draw(
         tokens,
         log_p,
         **filter_arguments(head, filters, logits),
-        BLOCK=min(BLOCK, triton.next_power_of_2(logits.shape[1])),
+        BLOCKS=triton.next_power_of_2(triton.cdiv(logits.shape[1], block)),
+        BLOCK=block,
         num_warps=WARPS,
     )
     return tokens, log_p
 
 
 @triton.jit
-def kept_mass(
-    base, offset, z, input_bias, best, scale, threshold,
-    COLUMNS: tl.constexpr, HAS_INPUT_BIAS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Float64 weights, relative to the best token's, of one block; 0 where cut."""
-    score = load_scores(base, offset, z, input_bias, COLUMNS, HAS_INPUT_BIAS, BLOCK)
+def kept_mass(score, best, scale, threshold):
+    """Float64 weights of a block of scores, relative to the best token's; 0 where cut."""
     kept = (score >= threshold) & (score > -float("inf"))
     return tl.where(kept, tl.exp2((score - best).to(tl.float64) * scale), 0.0)
 
@@ -57,7 +55,7 @@ def kept_mass(
 def _row_draw(
     logits, stride, z_ids, input_bias_, uniforms, moves, tokens, log_p, top_p, top_k, least, scale,
     SCALES: tl.constexpr, COLUMNS: tl.constexpr, KEY_BITS: tl.constexpr, HAS_INPUT_BIAS: tl.constexpr, TOP_P: tl.constexpr,
-    TOP_K: tl.constexpr, BLOCK: tl.constexpr,
+    TOP_K: tl.constexpr, GUESS: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     if tl.load(moves + row).to(tl.int32) != 0:
@@ -72,25 +70,44 @@ def _row_draw(
             input_bias = tl.load(input_bias_).to(tl.float32)
             z = tl.load(z_ids + row).to(tl.int32)
         best, threshold, _ = threshold_and_total(
-            base, z, input_bias, top_p, top_k, least, factor, COLUMNS, KEY_BITS, HAS_INPUT_BIAS, TOP_P, TOP_K, BLOCK
+            base,
+            z,
+            input_bias,
+            top_p,
+            top_k,
+            least,
+            factor,
+            COLUMNS,
+            KEY_BITS,
+            HAS_INPUT_BIAS,
+            TOP_P,
+            TOP_K,
+            GUESS,
+            BLOCK,
         )
-        total = tl.zeros((BLOCK,), tl.float64)
-        for offset in range(0, COLUMNS, BLOCK):
-            total += kept_mass(base, offset, z, input_bias, best, factor, threshold, COLUMNS, HAS_INPUT_BIAS, BLOCK)
-        weight = tl.sum(total, 0)
+        # the mass of each block, and of all
+        block = tl.arange(0, BLOCKS)
+        masses = tl.zeros((BLOCKS,), tl.float64)
+        for number in range(0, (COLUMNS + BLOCK - 1) // BLOCK):
+            score = load_scores(base, number * BLOCK, z, input_bias, COLUMNS, HAS_INPUT_BIAS, BLOCK)
+            if tl.max(score, 0) >= threshold:  # float64 powers are dear, and the blocks of a sure row have none
+                masses = tl.where(block == number, tl.sum(kept_mass(score, best, factor, threshold), 0), masses)
+        weight = tl.sum(masses, 0)
         target = tl.load(uniforms + row).to(tl.float64) * weight
 
-        # the first id at which the cumulative mass passes the target, in id order; rounding at the end: the last kept
-        before = weight * 0.0
-        drawn = COLUMNS
-        last = 0
-        for offset in range(0, COLUMNS, BLOCK):
-            j = offset + tl.arange(0, BLOCK)
-            mass = kept_mass(base, offset, z, input_bias, best, factor, threshold, COLUMNS, HAS_INPUT_BIAS, BLOCK)
-            passed = (before + tl.cumsum(mass, 0) > target) & (mass > 0.0)
-            drawn = tl.minimum(drawn, tl.min(tl.where(passed, j, COLUMNS), 0))
-            last = tl.maximum(last, tl.max(tl.where(mass > 0.0, j, 0), 0))
-            before += tl.sum(mass, 0)
+        # the first block at whose end the cumulative mass has passed the target; rounding at the end: the last with any
+        passed = (tl.cumsum(masses, 0) > target) & (masses > 0.0)
+        number = tl.min(tl.where(passed, block, BLOCKS), 0)
+        number = tl.where(number < BLOCKS, number, tl.max(tl.where(masses > 0.0, block, 0), 0))
+        before = tl.sum(tl.where(block < number, masses, 0.0), 0)
+
+        # and in it, in id order, the first such id
+        j = number * BLOCK + tl.arange(0, BLOCK)
+        score = load_scores(base, number * BLOCK, z, input_bias, COLUMNS, HAS_INPUT_BIAS, BLOCK)
+        mass = kept_mass(score, best, factor, threshold)
+        passed = (before + tl.cumsum(mass, 0) > target) & (mass > 0.0)
+        drawn = tl.min(tl.where(passed, j, COLUMNS), 0)
+        last = tl.max(tl.where(mass > 0.0, j, 0), 0)
         token = tl.where(drawn < COLUMNS, drawn, last)
         score = tl.load(base + token).to(tl.float32)
         if HAS_INPUT_BIAS:

@@ -23,6 +23,10 @@ def add_norm(
         from scdd.ops.norm.triton import add_norm as fused
 
         return fused(x, delta, scale, shift)
+    if delta is None and not torch.is_grad_enabled() and _alone(impl, x):
+        from scdd.ops.norm.triton import norm
+
+        return x, norm(x, scale, shift)
     return reference.add_norm(x, delta, scale, shift)
 
 
@@ -39,6 +43,10 @@ def add_rms_norm(
         from scdd.ops.norm.triton import add_rms_norm as fused
 
         return fused(x, delta, scale, eps)
+    if delta is None and not torch.is_grad_enabled() and _alone(impl, x):
+        from scdd.ops.norm.triton import norm
+
+        return x, norm(x, scale, None, eps)
     wide = scale.float() if scale.dtype in (torch.bfloat16, torch.float16) else scale
     return reference.add_rms_norm(x, delta, wide, eps)
 

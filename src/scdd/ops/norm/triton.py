@@ -37,7 +37,7 @@ def _forward(x: Tensor, delta: Tensor, scale: Tensor, shift: Tensor) -> tuple[Te
     if rows:
         _traceable(_rows_forward)[(rows,)](
             x, delta, scale, shift, total, normal, rows // scale.shape[0],
-            EPS=EPSILON, CENTRED=True, WIDTH=width, BLOCK=triton.next_power_of_2(width), num_warps=WARPS,
+            EPS=EPSILON, CENTRED=True, ADD=True, WIDTH=width, BLOCK=triton.next_power_of_2(width), num_warps=WARPS,
         )  # fmt: skip
     return total, normal
 
@@ -89,7 +89,7 @@ def _rms_forward(x: Tensor, delta: Tensor, scale: Tensor, eps: float) -> tuple[T
     if rows:
         _traceable(_rows_forward)[(rows,)](
             x, delta, scale, scale, total, normal, rows,
-            EPS=eps, CENTRED=False, WIDTH=width, BLOCK=triton.next_power_of_2(width), num_warps=WARPS,
+            EPS=eps, CENTRED=False, ADD=True, WIDTH=width, BLOCK=triton.next_power_of_2(width), num_warps=WARPS,
         )  # fmt: skip
     return total, normal
 
@@ -123,6 +123,24 @@ def _rms_differentiate(ctx: Any, d_total: Tensor, d_normal: Tensor) -> tuple[Ten
 _rms_forward.register_autograd(_rms_differentiate, setup_context=_rms_remember)
 
 
+# -- the first norm of a network, which nothing is added to: without gradients ------------------------------------------
+
+
+def norm(x: Tensor, scale: Tensor, shift: Tensor | None, eps: float = EPSILON) -> Tensor:
+    """The norm of x itself: a layer norm with a shift, RMSNorm without one. Not differentiated."""
+    x, scale, centred = x.contiguous(), scale.contiguous(), shift is not None
+    shift = scale if shift is None else shift.contiguous()
+    normal, width = torch.empty_like(x), x.shape[-1]
+    rows, groups = x.numel() // width, scale.numel() // width
+    if rows:
+        _rows_forward[(rows,)](
+            x, x, scale, shift, normal, normal, rows // groups,
+            EPS=eps, CENTRED=centred, ADD=False, WIDTH=width, BLOCK=triton.next_power_of_2(width),
+            num_warps=WARPS,
+        )  # fmt: skip
+    return normal
+
+
 @triton.jit
 def _normalised(x, j, EPS: tl.constexpr, CENTRED: tl.constexpr, WIDTH: tl.constexpr):
     """(Row, minus its mean if centred, over its deviation; one over that deviation); zero beyond the row's end."""
@@ -136,7 +154,7 @@ def _normalised(x, j, EPS: tl.constexpr, CENTRED: tl.constexpr, WIDTH: tl.conste
 @triton.jit
 def _rows_forward(
     x_, delta_, scale_, shift_, total_, normal_, group,
-    EPS: tl.constexpr, CENTRED: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+    EPS: tl.constexpr, CENTRED: tl.constexpr, ADD: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     j = tl.arange(0, BLOCK)
@@ -144,11 +162,13 @@ def _rows_forward(
     at = row.to(tl.int64) * WIDTH + j
     affine = (row // group) * WIDTH + j
     x = tl.load(x_ + at, mask=inside, other=0.0).to(tl.float32)
-    x += tl.load(delta_ + at, mask=inside, other=0.0).to(tl.float32)
-    # What the backward pass will read back is what is normalised here.
-    stored = x.to(total_.dtype.element_ty)
-    tl.store(total_ + at, stored, mask=inside)
-    normal, _ = _normalised(stored.to(tl.float32), j, EPS, CENTRED, WIDTH)
+    if ADD:
+        x += tl.load(delta_ + at, mask=inside, other=0.0).to(tl.float32)
+        # What the backward pass will read back is what is normalised here.
+        stored = x.to(total_.dtype.element_ty)
+        tl.store(total_ + at, stored, mask=inside)
+        x = stored.to(tl.float32)
+    normal, _ = _normalised(x, j, EPS, CENTRED, WIDTH)
     normal *= tl.load(scale_ + affine, mask=inside, other=0.0).to(tl.float32)
     if CENTRED:
         normal += tl.load(shift_ + affine, mask=inside, other=0.0).to(tl.float32)

@@ -18,24 +18,30 @@ def turns_in_place(x: Tensor) -> bool:
     return free and x.is_cuda and HAS_TRITON and x.is_contiguous()
 
 
-def rotate_(qkv: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """Turn the queries and keys of qkv [B, L, 3, H, 2·pairs] by the angles cos, sin [L, pairs], as `attention.rotate` does."""
-    batch, length, _, heads, width = qkv.shape
+def rotate_(heads: Tensor, turned: int, cos: Tensor, sin: Tensor) -> None:
+    """Turn the first `turned` of heads [B, L, H, 2·pairs], queries and keys before values, by the angles cos, sin [L, pairs].
+
+    As `attention.rotate` does.
+    """
+    batch, length, every, width = heads.shape
     pairs = width // 2
     if batch * length:
         _rotate[(batch * length,)](
-            qkv, cos, sin, cos.stride(0), length,
-            HEADS=heads, PAIRS=pairs, BLOCK=triton.next_power_of_2(2 * heads * pairs), num_warps=WARPS,
+            heads, cos, sin, cos.stride(0), length,
+            EVERY=every, TURNED=turned, PAIRS=pairs, BLOCK=triton.next_power_of_2(turned * pairs), num_warps=WARPS,
         )  # fmt: skip
 
 
 @triton.jit
-def _rotate(x_, cos_, sin_, stride, length, HEADS: tl.constexpr, PAIRS: tl.constexpr, BLOCK: tl.constexpr):
+def _rotate(
+    x_, cos_, sin_, stride, length,
+    EVERY: tl.constexpr, TURNED: tl.constexpr, PAIRS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0)
     j = tl.arange(0, BLOCK)
-    inside = j < 2 * HEADS * PAIRS
+    inside = j < TURNED * PAIRS
     i = j % PAIRS
-    at = row.to(tl.int64) * (6 * HEADS * PAIRS) + (j // PAIRS) * (2 * PAIRS) + i
+    at = row.to(tl.int64) * (2 * EVERY * PAIRS) + (j // PAIRS) * (2 * PAIRS) + i
     angle = (row % length) * stride + i
     cos = tl.load(cos_ + angle, mask=inside, other=0.0)
     sin = tl.load(sin_ + angle, mask=inside, other=0.0)
