@@ -73,7 +73,11 @@ def test_the_small_scales_table_is_its_reports(results: ModuleType) -> None:
 
     said = results.PAGE.read_text(encoding="utf-8").split("| loss, process |")[1].split("\n\n")[0].splitlines()[2:]
     found = [[each.strip() for each in line.strip("|").split("|")][1:] for line in said]
-    assert found == [[cell(*column, system) for column in columns] for system in systems]
+    expected = [[cell(*column, system) for column in columns] for system in systems]
+    for system, row in zip(systems, expected, strict=True):
+        if system.startswith("MDLM"):  # drawn with a last pass that is not MDLM's: to be measured anew
+            row[3:] = ["void", "void"]
+    assert found == expected
 
 
 def test_the_verdicts_are_the_reports() -> None:
