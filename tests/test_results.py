@@ -67,9 +67,9 @@ def test_the_small_scales_table_is_its_reports(results: ModuleType) -> None:
     columns += [(f"{generated}: convention {who}", nfe) for who in ("ours", "authors") for nfe in ("32", "128")]
 
     def cell(heading: str, column: str, system: str) -> str:
-        lines = report.split(f"### {heading}\n")[1].strip().splitlines()
+        lines = report.split(f"### {heading}\n\n")[1].split("\n\n")[0].splitlines()
         names, *rows = ([each.strip() for each in line.strip("|").split("|")] for line in lines if line.startswith("|"))
-        return next(row for row in rows if row[0] == system)[names.index(column)]
+        return next((row for row in rows if row[0] == system), ["–"] * len(names))[names.index(column)]
 
     said = results.PAGE.read_text(encoding="utf-8").split("| loss, process |")[1].split("\n\n")[0].splitlines()[2:]
     found = [[each.strip() for each in line.strip("|").split("|")][1:] for line in said]

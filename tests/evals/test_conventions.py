@@ -207,10 +207,10 @@ def test_recovery_counts_two_evaluations_and_touches_untouched_tokens() -> None:
     assert calls == 2 * (denoiser.calls - calls)
 
 
-def frames(process: Process, denoiser: Table, **changes: object) -> list[torch.Tensor]:
+def frames(process: Process, denoiser: Table, seed: int = 0, **changes: object) -> list[torch.Tensor]:
     plan = make_plan(SamplingOptions(steps=6), {**changes, "record": True})
     rows = TokenRows(torch.full((2, 9), VOCAB.mask_id))
-    drawn = list(sample_loop(Model(denoiser, process), plan, rows, CounterRNG(0, range(2))))
+    drawn = list(sample_loop(Model(denoiser, process), plan, rows, CounterRNG(seed, range(2))))
     assert drawn[-1].nfe.tolist() == [len(drawn)] * 2
     assert drawn[-1].step == drawn[-1].steps == len(drawn)
     return [frame.tokens for frame in drawn]
@@ -228,8 +228,22 @@ def test_a_walk_ends_with_their_argmax_and_it_is_counted() -> None:
     alone = frames(process, denoiser, convention="authors", last_pass="none")
     assert len(alone) == 6
     assert not (alone[-1] == VOCAB.mask_id).any(), "without the pass the last step goes to clean text"
-    masked = MDLM(VOCAB, Masked())
-    assert len(frames(masked, denoiser, convention="authors", sampler="remdm-cap")) == 7
+
+
+@pytest.mark.parametrize("sampler", ["ancestral", "remdm-cap"])
+def test_the_last_pass_of_masked_models_fills_masks_alone(sampler: str) -> None:
+    """In MDLM's code and in ReMDM's, x_θ is the token itself wherever one is visible, in the last pass too."""
+    process, denoiser = MDLM(VOCAB, Masked()), table(VOCAB, 5)
+    argmax = torch.tensor(denoiser.x_theta().argmax(1))
+    for seed in range(10):
+        *_, before, after = walked = frames(process, denoiser, seed, convention="authors", sampler=sampler)
+        assert len(walked) == 7
+        masked = before == VOCAB.mask_id
+        assert torch.equal(after, torch.where(masked, argmax[VOCAB.mask_id], before))
+        assert bool((argmax[before[~masked]] != before[~masked]).any()), "or nothing has been tried"
+    alone = frames(process, denoiser, last_pass="argmax", final="none", steps=3)
+    assert bool((alone[-2] == VOCAB.mask_id).any())
+    assert torch.equal(alone[-1], torch.where(alone[-2] == VOCAB.mask_id, argmax[VOCAB.mask_id], alone[-2]))
 
 
 def test_rules_of_ones_own() -> None:

@@ -12,7 +12,7 @@ import pytest
 from scdd.reproduce.claims import KINDS, Arm, Claim, value_of
 from scdd.reproduce.load import load_claims
 from scdd.reproduce.records import Record
-from scdd.reproduce.verdicts import FAILS, HOLDS, UNDECIDED, UNMEASURED, findings
+from scdd.reproduce.verdicts import FAILS, HOLDS, UNDECIDED, UNMEASURED, Planned, findings
 
 pytest.importorskip("scipy")
 ROLES = {"as in the paper": {"SCDD": "a", "MDLM": "b"}}
@@ -122,6 +122,20 @@ def test_families_do_not_mix() -> None:
         ("authors", FAILS),
     ]
     assert found[1].missing == "no nelbo of b"
+
+
+def test_what_is_planned_counts_before_it_is_measured() -> None:
+    """A measurement that is missing makes no other claim true."""
+    corrects = Arm(system="SCDD", value="correction_rate"), Arm(system="MDLM", value="correction_rate")
+    claims = [better(), better(name="other", first=corrects[0], second=corrects[1])]
+    planned = {Planned(system, kind, "ours", False) for system in "ab" for kind in ("generation", "correction")}
+    alone, other = (findings(runs([0.9, 0.9, 0.9]), claims, ROLES, plan) for plan in (set[Planned](), planned))
+    assert [one.missing != "" for one in other] == [False, True]
+    assert math.isnan(other[1].adjusted)
+    assert alone[0].adjusted == alone[0].p
+    assert other[0].adjusted == pytest.approx(2 * alone[0].p)
+    elsewhere = {one._replace(convention="authors") for one in planned}
+    assert findings(runs([0.9, 0.9, 0.9]), claims, ROLES, elsewhere)[0].adjusted == alone[0].p
 
 
 def test_one_system_is_paired_by_its_seeds() -> None:

@@ -17,7 +17,18 @@ from scdd.reproduce.claims import LOGARITHMIC, Claim
 from scdd.reproduce.options import Scale
 from scdd.reproduce.parts import Part
 from scdd.reproduce.records import Record, Records, of_parts
-from scdd.reproduce.verdicts import FAILS, HOLDS, LEVEL, UNDECIDED, UNMEASURED, Finding, Trial, findings, place_of
+from scdd.reproduce.verdicts import (
+    FAILS,
+    HOLDS,
+    LEVEL,
+    UNDECIDED,
+    UNMEASURED,
+    Finding,
+    Planned,
+    Trial,
+    findings,
+    place_of,
+)
 
 KINDS = tuple(tables.BY_KIND)
 SHOWN_MISSING = 40
@@ -43,7 +54,8 @@ def markdown(scale: Scale, parts: Sequence[Part], found: Mapping[str, Record], c
     records = list(found.values())
     lines = [f"# The paper again: {escaped(scale.name)}\n", f"{escaped(scale.about.strip())}\n"]
     lines.append(_done(parts, records))
-    tested = findings(records, claims, scale.comparisons)
+    plan = {Planned(part.system, part.kind, part.convention, part.tuned) for part in parts}
+    tested = findings(records, claims, scale.comparisons, plan)
     lines += ["## What holds, and what does not\n", *_glance(tested), *_claims(tested), _how(tested)]
     for kind in KINDS:
         group = [one for one in records if one.kind == kind]
@@ -185,7 +197,7 @@ def _how(tested: Sequence[Finding]) -> str:
         "Tests: Welch's t of the runs' values for systems of different weights, paired t by seed for numbers of the same weights; "
         "perplexities by their logarithms. A claim about every budget holds if it is shown at each (the largest p); it does not hold if "
         "the contrary is shown at one (the smallest p times their number). p is twice the smaller of the two, corrected by Holm for "
-        f"all claims of its table; verdicts at {LEVEL:g}. Texts, rows and questions are the same for all runs: how numbers would vary with "
+        f"all claims that the plan has for its table, measured or not; verdicts at {LEVEL:g}. Texts, rows and questions are the same for all runs: how numbers would vary with "
         "another text is not in it.",
     ]
     exact = [_exact_row(one, t) for one in tested for t in one.trials if not math.isnan(t.exact)]

@@ -2,13 +2,14 @@
 
 A claim about every budget holds only if it is shown at each of them, so its p is the largest of theirs; it fails if the contrary
 is shown at one of them, with p the smallest times their number. The claim's own p is twice the smaller of the two, and Holm's
-rule corrects for the number of claims in a family: one comparison under one convention. Seeds are the unit throughout.
+rule corrects for the number of claims in a family: one comparison under one convention. What is planned counts there whether it has been
+measured or not, so that what is missing makes nothing else true. Seeds are the unit throughout.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -78,8 +79,20 @@ class Finding:
         return FAILS if math.isnan(self.p_for) or self.p_against < self.p_for else HOLDS
 
 
+class Planned(NamedTuple):
+    """What a plan measures of a system."""
+
+    system: str
+    kind: str
+    convention: str
+    tuned: bool
+
+
 def findings(
-    records: Iterable[Record], claims: Sequence[Claim], comparisons: Mapping[str, Mapping[str, str]]
+    records: Iterable[Record],
+    claims: Sequence[Claim],
+    comparisons: Mapping[str, Mapping[str, str]],
+    plan: Container[Planned] = (),
 ) -> list[Finding]:
     """Every claim in every family that has any measurement, corrected within its family."""
     kept = [one for one in records if one.kind not in ("data", "train", "tune")]
@@ -93,9 +106,17 @@ def findings(
             plain = (convention, tuned) == ("ours", False)
             asked = [claim for claim in claims if claim.kind in kinds or plain]
             tested = [examine(claim, family, roles, group) for claim in asked]
-            adjusted = holm([one.p for one in tested])
-            found += [replace(one, adjusted=p) for one, p in zip(tested, adjusted, strict=True)]
+            adjusted = holm([1.0 if math.isnan(one.p) and _planned(one, plan) else one.p for one in tested])
+            corrected = zip(tested, adjusted, strict=True)
+            found += [replace(one, adjusted=math.nan if math.isnan(one.p) else p) for one, p in corrected]
     return found
+
+
+def _planned(one: Finding, plan: Container[Planned]) -> bool:
+    """Whether both sides of a claim are to be measured."""
+    arms = [one.claim.first, *([one.claim.second] if one.claim.second else [])]
+    sides = zip(arms, one.systems, strict=False)
+    return all(Planned(name, KINDS[arm.value], one.family.convention, one.family.tuned) in plan for arm, name in sides)
 
 
 def examine(claim: Claim, family: Family, roles: Mapping[str, str], records: Sequence[Record]) -> Finding:

@@ -188,7 +188,7 @@ CONVENTIONS: dict[Convention, Customs] = {
     "ours": Customs("crossing", "none", scale=1.0, end=0.0),
     "authors": Customs("below", "argmax", scale=0.999, end=1e-5),
 }
-"""authors: as the code behind the paper draws. Its step and its last pass are in `tests/samplers/test_conventions.py`."""
+"""authors: as the code behind the paper draws. Its step and its last pass are in `tests/evals/test_conventions.py`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,7 +216,7 @@ class SamplingOptions(Options):
     tolerance: Positive | None = None
     """Stop a text when fewer than this many tokens are expected to change any more, with sampler ancestral; null: never."""
     last_pass: LastPass | None = None
-    """One more evaluation after the last step: argmax puts the likeliest token everywhere; none; null: the convention's."""
+    """One more evaluation after the last step: argmax puts the likeliest token everywhere (MDLM: at masks); none; null: the convention's."""
     convention: Convention = "ours"
     """ours; or authors, as the paper's code draws: nucleus below, last pass argmax, times scaled by 0.999 and ending at 0.00001."""
 
