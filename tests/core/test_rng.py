@@ -115,3 +115,10 @@ def test_no_global_state_is_touched_by_keys() -> None:
     uniforms((2, 3), CounterRNG(0, range(2)))
     integers(5, (2, 3), CounterRNG(0, range(2)))
     assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_numbers_and_tensors_name_the_same_samples() -> None:
+    """The one are hashed on the host, the others where they are."""
+    samples = [9, 1, 2**40, 3, 0]
+    for seed in (0, -3, 2**63 + 7, [1, 2, 2**63 + 7, -4, 0]):
+        assert torch.equal(CounterRNG(seed, samples).keys, CounterRNG(seed, torch.tensor(samples)).keys)

@@ -26,9 +26,10 @@ from scdd.samplers.ancestral import Ancestral
 from scdd.samplers.base import Context, Model, Sampler, grid
 from scdd.samplers.graphs import Replay, StepGraphs
 from scdd.samplers.last_pass import argmax
-from scdd.samplers.loop import Frame, RowBatch, Seen, TokenRows, sample_loop
+from scdd.samplers.loop import Frame, RowBatch, TokenRows, sample_loop
 from scdd.samplers.options import SamplingOptions
 from scdd.samplers.plan import SamplingPlan
+from scdd.samplers.sight import Seen
 
 from .test_row_batch import CASES, NOISY, VOCAB, Patient, asked, fits, model, together
 

@@ -15,8 +15,8 @@ from scdd.lm.results import Sample
 from scdd.lm.run import Due, Ending, numbers, sample_of, settle, token_rows
 from scdd.processes.base import Process
 from scdd.samplers.loop import BatchRow, RowBatch
-from scdd.samplers.loop import Seen as Rows
 from scdd.samplers.plan import SamplingPlan, by_row
+from scdd.samplers.sight import Seen as Rows
 from scdd.serve.jobs import Abandoned, Job, cost
 from scdd.serve.metrics import Meters
 from scdd.serve.sharing import Shape, Sharing

@@ -10,7 +10,7 @@ import torch
 
 from scdd.lm.results import Moment
 from scdd.lm.run import Ending, Recorded, Window
-from scdd.samplers.loop import Seen as Rows
+from scdd.samplers.sight import Seen as Rows
 from scdd.serve.jobs import Seen
 
 Array = np.ndarray[Any, np.dtype[Any]]
