@@ -149,13 +149,13 @@ class RowBatch:
         self._own: Present | None = None
         self._captured = False
         self._by_row, self._company = by_row(plan), company(plan)
-        self._may_end = plan.sampler.finishes or plan.tolerance is not None
+        self.may_end = plan.sampler.finishes or plan.tolerance is not None  # rows may, before their walk does
         self._walks: dict[object, Walk] = {}
 
-    def takes(self, plan: SamplingPlan) -> bool:
-        """Whether rows of this plan may join now. Samplers that see one step for all rows, or read the network themselves with a
-        cache that grows (ar), walk with those they began with."""
-        return company(plan) == self._company and (self._by_row or not self.rows)
+    def takes(self, plan: SamplingPlan, rules: tuple[object, ...] | None = None) -> bool:
+        """Whether rows of this plan, whose `company` is known or not, may join now. Samplers that see one step for all rows, or read
+        the network themselves with a cache that grows (ar), walk with those they began with."""
+        return (company(plan) if rules is None else rules) == self._company and (self._by_row or not self.rows)
 
     @property
     def device(self) -> torch.device:
@@ -256,7 +256,7 @@ class RowBatch:
         with self._kept():
             self._make_do()
             found = plain(self._step(phases)) if graphs is None else captured(graphs, phases)
-            done = self._done() if self._may_end else [False] * len(self.rows)
+            done = self._done() if self.may_end else [False] * len(self.rows)
         for row, early in zip(self.rows, done, strict=True):
             row.taken += 1
             row.ended = early or row.taken == len(row.walk)
@@ -318,7 +318,7 @@ class RowBatch:
     def _step(self, phases: Sequence[int]) -> Seen:
         now = self.present
         groups = now.groups
-        if self._may_end:
+        if self.may_end:
             groups = tuple(each for each in groups if not all(row.ended for row in self.rows[each.rows]))
         own = None if self._by_row else self.rows[0].walk.step(self.rows[0].taken)
         after, moved = advance(self.model, self.plan, replace(now, groups=groups), phases, own)
