@@ -3,24 +3,30 @@
     python benchmarks/serve_host.py
     python benchmarks/serve_host.py --replayed                  # a CPU does as a GPU: captured steps, and a replay that does nothing
     python benchmarks/serve_host.py --device cuda --profile
+    python benchmarks/serve_host.py --replayed --http 16        # behind HTTP, for so many clients
 
 Rows come and go at the pace of real ones: of 64 texts of 32 steps, two end and two join in every turn. Seconds are the thread's own, so
 what else the machine does hardly matters. "rows" is `RowBatch` (its steps compute on a CPU, and launch on a GPU), "server" all the rest: taking
 requests, making rows of them, reading the device, settling texts and making samples. HTTP is not part of it. "wall" is what a turn takes by
-the clock, waiting for the device included, and "request" what a request's job costs before a worker has it.
+the clock, waiting for the device included, and "request" what a request's job costs before a worker has it. `--http` tells the seconds of a
+request instead, by thread: all of them take turns in one interpreter, so what they need together bounds the requests a second.
 """
 
 from __future__ import annotations
 
 import argparse
 import cProfile
+import logging
 import pstats
 import sys
 import tempfile
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +40,12 @@ from scdd.lm.model import LM  # noqa: E402
 from scdd.lm.run import Engine  # noqa: E402
 from scdd.samplers.graphs import Replay, StepGraphs  # noqa: E402
 from scdd.samplers.loop import RowBatch  # noqa: E402
+from scdd.serve.app import create_app  # noqa: E402
 from scdd.serve.limits import Limits  # noqa: E402
 from scdd.serve.requests import Generate  # noqa: E402
+from scdd.serve.run import server  # noqa: E402
 from scdd.serve.service import Service  # noqa: E402
-from serve import random_model  # noqa: E402
+from serve import random_model, rate  # noqa: E402
 
 
 class Constant(torch.nn.Module):
@@ -87,6 +95,8 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--turns", type=int, default=100)
     parser.add_argument("--replayed", action="store_true", help="as on a GPU, with nothing computed")
+    parser.add_argument("--http", type=int, help="clients of a server in this process")
+    parser.add_argument("--requests", type=int, default=512, help="that they send")
     parser.add_argument("--profile", action="store_true", help="where the time goes")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -96,6 +106,9 @@ def main() -> None:
     if args.replayed:
         lm.__class__ = Replayed
     limits = Limits(seconds=3600.0, batch=args.rows, rows_per_forward=args.rows)
+    if args.http:
+        behind_http(lm, limits, args)
+        return
     service = Service(lm, limits, threads=1, lent=True)
     turns, spent = service.scheduler._turns[0], defaultdict[str, float](float)
     for name in [name for name in ("add", "step", "launch", "remove") if hasattr(RowBatch, name)]:
@@ -131,6 +144,43 @@ def main() -> None:
     if args.profile:
         several(args.turns, profiled=True)
         pstats.Stats(profile).sort_stats("tottime").print_stats(40)
+
+
+def behind_http(lm: LM, limits: Limits, args: argparse.Namespace) -> None:
+    """CPU seconds that each thread spends on a request."""
+    app, profile, listening = create_app(lm, limits, lent=True), cProfile.Profile(), threading.Event()
+    scheduler, made = app.state.service.scheduler, server(app, "127.0.0.1", 0, "info", lambda _: listening.set())
+    logging.disable()
+    app.state.service.warm_up()
+    threads = {"worker": threading.current_thread(), "http": threading.Thread(target=made.run, daemon=True)}
+    threads["http"].start()
+    listening.wait()
+
+    def spent() -> dict[str, float]:
+        clocks = {name: time.pthread_getcpuclockid(each.ident) for name, each in threads.items() if each.ident}
+        return {**{name: time.clock_gettime(clock) for name, clock in clocks.items()}, "all": time.process_time()}
+
+    def load() -> None:
+        port = made.servers[0].sockets[0].getsockname()[1]
+        loop = made.servers[0].get_loop()
+        with ProcessPoolExecutor(1, get_context("spawn")) as clients:
+            clients.submit(rate, port, args, args.http, 2 * args.http).result()
+            if args.profile:
+                loop.call_soon_threadsafe(profile.enable)
+            before = spent()
+            found, _ = clients.submit(rate, port, args, args.http, args.requests).result()
+        for name, seconds in spent().items():
+            print(f"{name:<12} {1e3 * (seconds - before[name]) / args.requests:8.3f} ms a request")
+        print(f"{found:.0f} requests a second")
+        loop.call_soon_threadsafe(profile.disable)
+        made.should_exit = True
+        scheduler.close()
+
+    threading.Thread(target=load, daemon=True).start()
+    scheduler.work()
+    threads["http"].join()
+    if args.profile:
+        pstats.Stats(profile).sort_stats("tottime").print_stats(60)
 
 
 def timed(call: Any, name: str, spent: dict[str, float]) -> Any:

@@ -163,7 +163,12 @@ class Batches:
             else:
                 same.append(ask)
         for live, plan, asks in groups:
-            self._add(live, plan, asks)
+            if live in self._lives:
+                self._add(live, plan, asks)
+            else:  # others could not join it, and it is no more
+                self._again(asks)
+        for old in [live for live in self._lives if not live.entries][:-EMPTY]:
+            self._lives.remove(old)
 
     def _fitted(self, ask: Ask) -> tuple[SamplingPlan, Shape]:
         """The plan without what is the job's own affair, and how the row is evaluated."""
@@ -184,8 +189,6 @@ class Batches:
             same = live.process is model.process and live.shape == shape and live.owner is owner
             if same and live not in barred and live.batch.takes(plan, rules):
                 return live
-        for old in [live for live in self._lives if not live.entries][:-EMPTY]:
-            self._lives.remove(old)
         grouping = self._sharing.groups if self._sharing.grouping else None
         patience = PATIENCE if self.ahead else 0
         batch = RowBatch(replace(model, denoiser=self._denoiser), plan, shape.width, grouping, shape.fewer, patience)
@@ -315,8 +318,13 @@ class Batches:
             return
         for entry in entries:
             entry.ask.job.left += entry.cost * entry.row.taken
+        for ask in asks:
+            ask.job.alone = True
+        self._again(asks)
+
+    def _again(self, asks: Sequence[Ask]) -> None:
+        """They wait for a place, before others of their jobs."""
         for job, number, due in reversed(asks):
-            job.alone = True
             job.present -= 1
             job.waiting.appendleft((number, due))
 
