@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import argparse
 import cProfile
-import logging
+import os
 import pstats
 import sys
 import tempfile
@@ -25,6 +25,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import redirect_stdout
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -149,8 +150,9 @@ def main() -> None:
 def behind_http(lm: LM, limits: Limits, args: argparse.Namespace) -> None:
     """CPU seconds that each thread spends on a request."""
     app, profile, listening = create_app(lm, limits, lent=True), cProfile.Profile(), threading.Event()
-    scheduler, made = app.state.service.scheduler, server(app, "127.0.0.1", 0, "info", lambda _: listening.set())
-    logging.disable()
+    scheduler = app.state.service.scheduler
+    with redirect_stdout(open(os.devnull, "w", encoding="utf-8")):  # where the log of requests goes
+        made = server(app, "127.0.0.1", 0, "info", lambda _: listening.set())
     app.state.service.warm_up()
     threads = {"worker": threading.current_thread(), "http": threading.Thread(target=made.run, daemon=True)}
     threads["http"].start()

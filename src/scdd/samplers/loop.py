@@ -97,6 +97,8 @@ class BatchRow:
     length: int
     taken: int = 0
     """Steps behind it."""
+    steps: int = 0
+    """Of its walk."""
     ended: bool = False
     """Nothing is left to do: at its walk's end, or before (threshold, gidd-correct, a tolerance)."""
     place: int = 0
@@ -105,7 +107,7 @@ class BatchRow:
     @property
     def moment(self) -> tuple[int, int, float, float]:
         """(Number, of how many, t, s) of the last step taken."""
-        return (self.taken, len(self.walk), *self.walk.span(self.taken - 1)) if self.taken else (0, 0, 0.0, 0.0)
+        return (self.taken, self.steps, *self.walk.span(self.taken - 1)) if self.taken else (0, 0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -189,7 +191,8 @@ class RowBatch:
         lengths = [rows.tokens.shape[1]] * len(rows.tokens) if rows.lengths is None else list(rows.lengths)
         temperature = plan.filters.temperature
         assert isinstance(temperature, float | int)
-        new = [BatchRow(walk, float(temperature), length, ended=not len(walk)) for length in lengths]
+        steps, heat = len(walk), float(temperature)
+        new = [BatchRow(walk, heat, length, steps=steps, ended=not steps) for length in lengths]
         graphs, on_host = self.model.graphs, rows.tokens.device.type == rng.keys.device.type == "cpu"
         with nullcontext() if graphs is None else graphs.lock:
             before, self.held = self.held, max(self.held, len(self.rows) + len(new))
@@ -249,17 +252,21 @@ class RowBatch:
 
     @torch.no_grad()
     def _stepped(self, captured: Callable[[StepGraphs, tuple[int, ...]], T], plain: Callable[[Seen], T]) -> T:
-        if any(row.taken == len(row.walk) for row in self.rows):
-            raise ValueError("a row is at its walk's end: remove it")
-        phases = phases_of(self.plan, {row.walk.phases[row.taken] for row in self.rows})
+        try:
+            present = {row.walk.phases[row.taken] for row in self.rows}
+        except IndexError:
+            raise ValueError("a row is at its walk's end: remove it") from None
+        phases = phases_of(self.plan, present)
         graphs = self.model.graphs if self._captured else None
         with self._kept():
             self._make_do()
             found = plain(self._step(phases)) if graphs is None else captured(graphs, phases)
-            done = self._done() if self.may_end else [False] * len(self.rows)
-        for row, early in zip(self.rows, done, strict=True):
+            done = self._done() if self.may_end else ()
+        for row in self.rows:
             row.taken += 1
-            row.ended = early or row.taken == len(row.walk)
+            row.ended = row.taken == row.steps
+        for row, early in zip(self.rows, done, strict=False):
+            row.ended |= early
         return found
 
     def _done(self) -> list[bool]:
@@ -330,7 +337,8 @@ class RowBatch:
         key = (plan.times, plan.scale, plan.end)
         if self._by_row and key in self._walks:
             return self._walks[key]
-        walk = replace(Walk.of(self.model, plan, begin(rows, plan.sampler).updatable), key=key)
+        place = None if self._by_row else self.device  # times that depend on rows may depend on the network as well
+        walk = replace(Walk.of(self.model, plan, begin(rows, plan.sampler, place).updatable), key=key)
         if not self._by_row:
             return walk.to(self.device)
         if len(self._walks) >= WALKS:

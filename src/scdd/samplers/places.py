@@ -157,7 +157,8 @@ class Shape:
     @property
     def _layout(self) -> Layout:
         if self._made is None:
-            self._made = Layout(self._fields(), self.capacity)
+            with torch.inference_mode(False):  # else only callers in that mode could write to it
+                self._made = Layout(self._fields(), self.capacity)
         return self._made
 
     _made: Layout | None = field(default=None, init=False)

@@ -42,6 +42,7 @@ class Flat:
 
     def __init__(self, parts: Sequence[Tensor]) -> None:
         self._like = [(part.dtype, part.shape, part.numel() * part.element_size()) for part in parts]
+        self._kinds = [torch.empty(0, dtype=part.dtype).numpy().dtype for part in parts]
         sizes = [-(-size // ALIGNED) * ALIGNED for _, _, size in self._like]
         self._starts = [sum(sizes[:i]) for i in range(len(sizes))]
         self.bytes = torch.zeros(sum(sizes), dtype=torch.uint8, device=parts[0].device)
@@ -53,6 +54,13 @@ class Flat:
             found.append(memory[start : start + size].view(dtype).view(shape))
         return found
 
+    def arrays(self, of: Tensor) -> list[Array]:
+        """The same of bytes on the host, as numbers."""
+        memory, found = of.numpy(), []
+        for kind, (_, shape, size), start in zip(self._kinds, self._like, self._starts, strict=True):
+            found.append(memory[start : start + size].view(kind).reshape(shape))
+        return found
+
 
 class Sight:
     """A look at the rows after a step."""
@@ -62,8 +70,8 @@ class Sight:
         or new ones."""
         self.places = places
         self._rows, self._host, self._event = rows, None, None  # type: tuple[Flat | Seen, Tensor | None, Any]
-        where = rows.bytes if isinstance(rows, Flat) else rows.tokens
-        self._on_gpu = where.is_cuda
+        self._device = (rows.bytes if isinstance(rows, Flat) else rows.tokens).device
+        self._on_gpu = self._device.type == "cuda"
 
     def begin(self, wanted: bool = True) -> None:
         """Before the next step: copy the rows, where somebody wants them, and remember when the step ends."""
@@ -76,7 +84,7 @@ class Sight:
                 self._host.copy_(memory, non_blocking=True)
         if self._on_gpu:
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._event.record()
+            self._event.record(torch.cuda.current_stream(self._device))
 
     def wait(self) -> None:
         """Until the device is done with the step. It says here what went wrong there."""
@@ -89,7 +97,7 @@ class Sight:
         if isinstance(self._rows, Seen):
             return Shown(*(each.numpy() for each in self._rows))
         assert self._host is not None, "nobody wanted it"
-        return Shown(*(each.numpy() for each in self._rows.views(self._host)))
+        return Shown(*self._rows.arrays(self._host))
 
 
 def _flat(seen: Seen) -> Flat:

@@ -8,6 +8,8 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from copy import copy
 from dataclasses import asdict
 from functools import cached_property, lru_cache, partial
@@ -18,6 +20,7 @@ from fastapi import Request
 
 from scdd.core.denoiser import Denoiser
 from scdd.core.errors import UserError
+from scdd.core.options import altered
 from scdd.lm.model import LM
 from scdd.lm.options import RepairOptions
 from scdd.lm.rows import MOST_TRIES, SPAN
@@ -37,6 +40,8 @@ from scdd.serve.sharing import Sharing
 
 EDITING = 60  # times that a text is read when it is repaired by edits, about
 VIEWS = 16  # reverse processes that are kept ready
+PLANS = 256  # that are remembered
+LIGHT = 4096  # characters and tokens of a request that is understood faster than another thread is asked to
 
 
 class ClientGone(Exception):
@@ -55,6 +60,7 @@ class Service:
         self.scheduler = Scheduler(network, limits, self.meters, sharing, threads, lent)
         self.lm = lm.behind(lambda inner: cast(Denoiser, Guarded(inner, self.scheduler.before)))
         self._views = lru_cache(VIEWS)(self._view)
+        self._plans: dict[object, SamplingPlan] = {}  # by what was asked for: most ask for the same
         self._lock = threading.Lock()
 
     def warm_up(self) -> None:
@@ -127,8 +133,23 @@ class Service:
 
     def plan(self, lm: LM, chosen: dict[str, Any], seed: int | None, **run: Any) -> SamplingPlan:
         """How a request's texts are drawn: what it chose, within the limits."""
-        steps = self.steps(chosen.get("steps"))
-        plan = lm.plan(**{**chosen, "steps": steps, "seed": draw_seed() if seed is None else seed, **run})
+        seed = draw_seed() if seed is None else seed
+        key = (*sorted(chosen.items()), *sorted(run.items())) if lm is self.lm else None
+        try:
+            known = None if key is None else self._plans.get(key)
+        except TypeError:  # something in it is a list
+            key = known = None
+        if known is None:
+            known = self._checked_plan(lm, chosen, run)
+            if key is not None:
+                with self._lock:
+                    self._plans[key] = known
+                    if len(self._plans) > PLANS:
+                        del self._plans[next(iter(self._plans))]
+        return altered(known, seed=seed)
+
+    def _checked_plan(self, lm: LM, chosen: dict[str, Any], run: dict[str, Any]) -> SamplingPlan:
+        plan = lm.plan(**{**chosen, "steps": self.steps(chosen.get("steps")), "seed": 0, **run})
         if (rounds := getattr(plan.sampler, "corrections", 0)) > self.limits.steps:
             raise beyond("sampler.corrections", f"is {rounds}", self.limits.steps)
         plan.sampler.check(lm.engine.model)  # otherwise the worker would find out
@@ -164,6 +185,11 @@ class Service:
         stop = not body.suffix if body.stop is None else body.stop
         plan = self.plan(lm, body.chosen(SamplingOptions), body.seed, record=record, stop=stop)
         return Job(run=lm.start(body.num, length=length, prompt=body.prompt, suffix=body.suffix, plan=plan))
+
+    def light(self, body: ask.Generate) -> bool:
+        """Whether to understand it takes so little that the event loop may do it."""
+        tokens = body.num * (self.usual_length if body.length is None else body.length)
+        return body.process is None and len(body.prompt) + len(body.suffix) + tokens <= LIGHT
 
     def infill(self, body: ask.Infill, record: bool = False) -> Job:
         """Texts with holes."""
@@ -227,24 +253,46 @@ class Service:
 
     async def settled(self, jobs: Sequence[Job], request: Request) -> list[Any]:
         """The answers of jobs that were submitted."""
-        futures = [asyncio.wrap_future(job.future) for job in jobs]
-        left: asyncio.Future[Any] = asyncio.ensure_future(gone(request))
-        answer: asyncio.Future[Any] = asyncio.gather(*futures)
-        # looked at, also where nobody waits for it any more: the loop would complain in the log
-        answer.add_done_callback(lambda done: done.cancelled() or done.exception())
+        loop = asyncio.get_running_loop()
+        news: asyncio.Future[None] = (
+            loop.create_future()
+        )  # one for all that may happen: tasks cost more than what they wait for
+        waiting = len(jobs)
+
+        def happened(*_: object) -> None:
+            if not news.done():
+                news.set_result(None)
+
+        def answered(future: Future[Any]) -> None:
+            nonlocal waiting
+            waiting -= 1
+            if not waiting or future.cancelled() or future.exception() is not None:
+                happened()
+
+        def told(future: Future[Any]) -> None:
+            with suppress(RuntimeError):  # the loop has ended, and with it whoever listened
+                loop.call_soon_threadsafe(answered, future)
+
+        for job in jobs:
+            job.future.add_done_callback(told)
+        left = asyncio.ensure_future(gone(request))
+        left.add_done_callback(happened)
+        late_at = loop.call_later(max(0.0, jobs[0].arrived + self.limits.seconds - time.monotonic()), happened)
         try:
-            remaining = jobs[0].arrived + self.limits.seconds - time.monotonic()
-            await asyncio.wait({answer, left}, timeout=max(0.0, remaining), return_when=asyncio.FIRST_COMPLETED)
-            if answer.done():
-                return list(answer.result())
+            await news
+            failed = next((job for job in jobs if job.future.done() and _error(job.future) is not None), None)
+            if failed is not None or all(job.future.done() for job in jobs):
+                return [job.future.result() for job in ([failed] if failed is not None else jobs)]
             if left.done():
                 raise ClientGone
             raise late(self.limits.seconds)
         except Abandoned:
             raise ClientGone from None
         finally:
+            late_at.cancel()
             left.cancel()
-            answer.cancel()
+            for job in jobs:
+                job.future.cancel()
 
     # -- facts --------------------------------------------------------------------------------------------------------
 
@@ -282,6 +330,10 @@ class Service:
         except UserError as error:
             return str(error)
         return None
+
+
+def _error(future: Future[Any]) -> BaseException | None:
+    return CancelledError() if future.cancelled() else future.exception()
 
 
 async def gone(request: Request) -> None:
