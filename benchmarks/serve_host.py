@@ -112,8 +112,8 @@ def main() -> None:
         return
     service = Service(lm, limits, threads=1, lent=True)
     turns, spent = service.scheduler._turns[0], defaultdict[str, float](float)
-    for name in [name for name in ("add", "step", "launch", "remove") if hasattr(RowBatch, name)]:
-        setattr(RowBatch, name, timed(getattr(RowBatch, name), name, spent))
+    for name, method in (("add", "add"), ("step", "stepped"), ("remove", "remove")):
+        setattr(RowBatch, method, timed(getattr(RowBatch, method), name, spent))
     profile = cProfile.Profile()
     each, number = max(1, args.rows // args.steps), 0
 

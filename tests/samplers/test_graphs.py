@@ -27,10 +27,9 @@ from scdd.samplers.ancestral import Ancestral
 from scdd.samplers.base import Context, Model, Sampler, grid
 from scdd.samplers.graphs import Replay, StepGraphs
 from scdd.samplers.last_pass import argmax
-from scdd.samplers.loop import Frame, RowBatch, TokenRows, sample_loop
+from scdd.samplers.loop import Frame, RowBatch, Seen, TokenRows, sample_loop
 from scdd.samplers.options import SamplingOptions
 from scdd.samplers.plan import SamplingPlan
-from scdd.samplers.sight import Seen
 
 from .test_row_batch import CASES, NOISY, VOCAB, Patient, Told, asked, fits, model, together, walked
 
@@ -153,7 +152,7 @@ def test_joining_and_leaving_move_nobody(monkeypatch: pytest.MonkeyPatch) -> Non
     batch.remove([row for row in batch.rows if row not in fresh])
     while batch.rows and not any(row.ended for row in batch.rows):
         batch.step()
-        rooms.append(batch.room)
+        rooms.append(batch.room.rows)
     assert rooms == [8, 8, 8, *[len(fresh)] * (len(rooms) - 3)]
     assert len(rooms) > 3
 

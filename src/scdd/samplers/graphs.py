@@ -31,10 +31,11 @@ from scdd.models.graphed import Graphed
 from scdd.ops.common import HAS_TRITON
 from scdd.ops.head import KEEP_BYTES
 from scdd.samplers.base import Model, Sampler, State
-from scdd.samplers.loop import BatchRow, RowBatch, TokenRows, begin
-from scdd.samplers.places import Shape, Size, beginnings, made, stepped
+from scdd.samplers.loop import BatchRow, RowBatch, Seen, TokenRows, begin
+from scdd.samplers.places import Shape, Size, made, stepped
 from scdd.samplers.plan import by_row, company
-from scdd.samplers.sight import Seen, Sight
+from scdd.samplers.records import beginnings
+from scdd.samplers.sight import Sight
 
 if TYPE_CHECKING:
     from torch.cuda import CUDAGraph
@@ -108,22 +109,22 @@ class StepGraphs:
             return "there is no GPU, or no Triton"
         if any(each is not None and each.other_nucleus for each in (plan.filters, plan.draw_filters)):
             return "the nucleus picks rows on the host"
-        head, rows = batch.model.denoiser.head, batch.held
+        head, rows = batch.model.denoiser.head, batch.room.held
         most = min(rows, batch.rows_per_forward or rows) * batch.columns * padded(head.vocab.size)
         return "there are too many logits to keep" if most * head.weight.element_size() > KEEP_BYTES else None
 
     def join(
         self, batch: RowBatch, new: Sequence[BatchRow], rows: TokenRows, rng: CounterRNG, sampler: Sampler
     ) -> bool:
-        """Rows that are on the host, and counted in `batch.held`, go to free places; False where the batch is not in a shape's tensors,
+        """Rows that are on the host, and counted in `batch.room.held`, go to free places; False where the batch is not in a shape's tensors,
         or has to leave them. For batches of a fixed width, whose rows have the same shape whoever comes."""
         with self.lock:
             if rows.tokens.shape[1] > batch.columns or (batch.place is None and (batch.rows or self.why_not(batch))):
                 return False
             if batch.place is None:
-                self._shape_of(batch, begin(rows, sampler).widened(batch.columns, 0)).lend(batch)
+                self._shape_of(batch, lambda: begin(rows, sampler).widened(batch.columns, 0)).lend(batch)
             shape: Shape = batch.place
-            if shape.capacity == batch.room:
+            if shape.capacity == batch.room.rows:
                 mask_id = batch.model.denoiser.vocab.mask_id
                 values = beginnings(rows, rng, sampler, shape.columns, mask_id)
                 joined = [row for row, each in zip(new, values, strict=True) if shape.join(row, each)]
@@ -144,10 +145,10 @@ class StepGraphs:
             return self._stepped(batch, phases).sight([row.place for row in batch.rows])
 
     def _stepped(self, batch: RowBatch, phases: tuple[int, ...]) -> Shape:
-        if batch.place is not None and batch.place.capacity != batch.room:
+        if batch.place is not None and batch.place.capacity != batch.room.rows:
             batch.place.give_back()
         if batch.place is None:
-            self._shape_of(batch, batch.present.state).take(batch)
+            self._shape_of(batch, lambda: batch.present.state).take(batch)
         shape: Shape = batch.place
         shape.settle()
         shape.uses[phases] = shape.uses.get(phases, 0) + 1
@@ -167,7 +168,7 @@ class StepGraphs:
             self._shapes.clear()
             self._capture = self._capture if self._given else CudaCapture()
 
-    def _shape_of(self, batch: RowBatch, like: State) -> Shape:
+    def _shape_of(self, batch: RowBatch, like: Callable[[], State]) -> Shape:
         """The tensors that the batch's rows, which have what those of `like` have, belong into."""
         size, network = _size(batch), _network(batch.model)
         key = company(batch.plan), size, id(batch.model.process), id(batch.model.quality), id(network), _weights(batch)
@@ -177,7 +178,7 @@ class StepGraphs:
             if not self._shapes and not self._given:
                 self._capture = CudaCapture()  # a memory pool ends with its last graph
             with torch.inference_mode(False):  # else only callers in that mode could write to them
-                self._shapes[key] = made(batch, like, size, replace(batch.model, denoiser=network, graphs=None))
+                self._shapes[key] = made(batch, like(), size, replace(batch.model, denoiser=network, graphs=None))
         self._shapes.move_to_end(key)
         return self._shapes[key]
 
@@ -214,7 +215,7 @@ def _aside(shape: Shape) -> Iterator[None]:
 
 def _size(batch: RowBatch) -> Size:
     """Batches of equal sizes, among other things, can use the same tensors and graphs."""
-    capacity = batch.room
+    capacity = batch.room.rows
     groups = capacity // (batch.rows_per_forward or capacity)
     told = [True] * groups if batch.width is not None else [each.documents is not None for each in batch.present.groups]
     walks = {id(row.walk): len(row.walk) for row in batch.rows}

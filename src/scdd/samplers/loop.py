@@ -36,14 +36,14 @@ from scdd.samplers.base import (
 )
 from scdd.samplers.final import finalised, stopping_rows, towards_the_end
 from scdd.samplers.plan import SamplingPlan, Walk, by_row, columns, company
-from scdd.samplers.prediction import Group, Grouping, Prediction, row_groups, rows_for
-from scdd.samplers.sight import Seen, Sight
+from scdd.samplers.prediction import Group, Grouping, Prediction, Room, row_groups
 
 if TYPE_CHECKING:
     from scdd.samplers.graphs import StepGraphs
 
 T = TypeVar("T")
 WALKS = 256  # that a batch remembers, at most, beside those of its rows
+
 
 KEPT, UNMASKED, CORRECTED, REMASKED = 0, 1, 2, 3
 KINDS = ("kept", "unmasked", "corrected", "remasked")
@@ -86,6 +86,16 @@ def sample_loop(model: Model, plan: SamplingPlan, rows: TokenRows, rng: CounterR
             yield frame
     if not plan.record or frame.step == 0:  # without steps (final "none" of a single one) nothing has moved
         yield frame
+
+
+class Seen(NamedTuple):
+    """What a frame shows of a batch's rows, in their order; new tensors each step."""
+
+    tokens: Tensor
+    moved: Tensor
+    log_p: Tensor
+    counts: Tensor
+    nfe: Tensor
 
 
 @dataclass(eq=False)
@@ -142,10 +152,8 @@ class RowBatch:
         `fewer`: numbers of rows, ascending, that round as the plan's `rows_per_forward` do: the least that holds all rows is used,
         after `patience` steps for which it would have done."""
         self.model, self.plan, self.width, self._grouping = model, plan, width, grouping
-        self._fewer, self._patience = tuple(fewer), patience
+        self.room = Room(tuple(fewer), plan.rows_per_forward, patience)
         self.rows: list[BatchRow] = []
-        self.held = 0  # rows that there are, or were some steps ago: evaluations have room for so many
-        self._spare = 0  # steps for which less room would have done
         self.place: Any = None  # whose tensors the rows are in (`places.Shape`); None: in their own
         self.weights: list[Tensor] | None = None  # the network's, once `graphs` has asked
         self._own: Present | None = None
@@ -195,7 +203,7 @@ class RowBatch:
         new = [BatchRow(walk, heat, length, steps=steps, ended=not steps) for length in lengths]
         graphs, on_host = self.model.graphs, rows.tokens.device.type == rng.keys.device.type == "cpu"
         with nullcontext() if graphs is None else graphs.lock:
-            before, self.held = self.held, max(self.held, len(self.rows) + len(new))
+            before, self.room.held = self.room.held, max(self.room.held, len(self.rows) + len(new))
             try:
                 fits = graphs is not None and self.width is not None and self._grouping is None and on_host
                 if not fits or graphs is None or not graphs.join(self, new, rows, rng, plan.sampler):
@@ -203,7 +211,7 @@ class RowBatch:
                 else:
                     self.rows += new
             except BaseException:
-                self.held = before
+                self.room.held = before
                 raise
         return new
 
@@ -229,8 +237,7 @@ class RowBatch:
         with self._kept():
             now = None if self.place is not None and self.width is not None else self.present
             left, self.rows = [row for row in self.rows if id(row) in gone], [self.rows[i] for i in kept]
-            if not self.rows or not self._patience:
-                self.held = len(self.rows)
+            self.room.leave(len(self.rows))
             if now is None:
                 self.place.leave(left)
                 if not self.rows:
@@ -243,15 +250,11 @@ class RowBatch:
 
     def step(self) -> Seen:
         """One evaluation, one step of every row. Rows that have ended stay as they are until they are removed."""
-        return self._stepped(lambda graphs, phases: graphs.step(self, phases), lambda seen: seen)
-
-    def launch(self) -> Sight:
-        """The same, without waiting for it, unless rows may end early; what it shows is to be asked for before the next step."""
-        here = range(len(self.rows))
-        return self._stepped(lambda graphs, phases: graphs.launch(self, phases), lambda seen: Sight(here, seen))
+        return self.stepped(lambda graphs, phases: graphs.step(self, phases), lambda seen: seen)
 
     @torch.no_grad()
-    def _stepped(self, captured: Callable[[StepGraphs, tuple[int, ...]], T], plain: Callable[[Seen], T]) -> T:
+    def stepped(self, captured: Callable[[StepGraphs, tuple[int, ...]], T], plain: Callable[[Seen], T]) -> T:
+        """A step, and what is made of it where it is captured and where it is not."""
         try:
             present = {row.walk.phases[row.taken] for row in self.rows}
         except IndexError:
@@ -259,7 +262,9 @@ class RowBatch:
         phases = phases_of(self.plan, present)
         graphs = self.model.graphs if self._captured else None
         with self._kept():
-            self._make_do()
+            if self.room.made_do(len(self.rows)) and self._own is not None:
+                lengths = [row.length for row in self.rows]
+                self._own = replace(self._own, groups=self._grouped(self._own.state, lengths))
             found = plain(self._step(phases)) if graphs is None else captured(graphs, phases)
             done = self._done() if self.may_end else ()
         for row in self.rows:
@@ -277,28 +282,10 @@ class RowBatch:
         done = self.place.now.state.done.tolist()
         return [done[row.place] for row in self.rows]
 
-    def _make_do(self) -> None:
-        """With less room, if that would have done for a while."""
-        self._spare = 0 if self._room(len(self.rows)) == self.room else self._spare + 1
-        if self._spare > self._patience:
-            self._spare, self.held = 0, len(self.rows)
-            if self._own is not None:
-                lengths = [row.length for row in self.rows]
-                self._own = replace(self._own, groups=self._grouped(self._own.state, lengths))
-
-    def _room(self, count: int) -> int:
-        size = rows_for(count, self._fewer, self.plan.rows_per_forward)
-        return count if size is None else -(-count // size) * size
-
-    @property
-    def room(self) -> int:
-        """Rows of all evaluations of a step together, filled up."""
-        return self._room(self.held)
-
     @property
     def rows_per_forward(self) -> int | None:
         """Of every evaluation of the rows that are here now, filled up."""
-        return rows_for(self.held, self._fewer, self.plan.rows_per_forward)
+        return self.room.size
 
     @property
     def seen(self) -> Seen:
@@ -311,11 +298,11 @@ class RowBatch:
         """The rows are in its tensors from now on."""
         self.place, self._own, self._captured = shape, None, True
 
-    def move_out(self, state: State, keys: Tensor, calls: Tensor) -> None:
-        """The rows are in tensors of their own from now on."""
+    def move_out(self, rows: tuple[State, Tensor, Tensor] | None) -> None:
+        """The rows, as (state, keys, calls) if there are any, are in tensors of their own from now on."""
         self.place = None
-        if self.rows:
-            self._arrange(state, keys, calls)
+        if rows is not None:
+            self._arrange(*rows)
 
     def _kept(self) -> AbstractContextManager[object]:
         """While it lasts, no batch of another thread takes over the tensors that the rows are in, if they are in a graph's."""

@@ -13,18 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from scdd.samplers.loop import RowBatch, Seen
+
 Array = np.ndarray[Any, np.dtype[Any]]
 ALIGNED = 16  # bytes
-
-
-class Seen(NamedTuple):
-    """What a frame shows of a batch's rows, in their order; new tensors each step."""
-
-    tokens: Tensor
-    moved: Tensor
-    log_p: Tensor
-    counts: Tensor
-    nfe: Tensor
 
 
 class Shown(NamedTuple):
@@ -105,3 +97,9 @@ def _flat(seen: Seen) -> Flat:
     for mine, other in zip(made.views(), seen, strict=True):
         mine.copy_(other)
     return made
+
+
+def launch(batch: RowBatch) -> Sight:
+    """`RowBatch.step`, without waiting for it, unless rows may end early; what it shows is to be asked for before the next step."""
+    here = range(len(batch.rows))
+    return batch.stepped(lambda graphs, phases: graphs.launch(batch, phases), lambda seen: Sight(here, seen))

@@ -19,7 +19,8 @@ from scdd.serve import requests as ask
 from scdd.serve.guard import LOOPBACK, Guard
 from scdd.serve.jobs import Job
 from scdd.serve.limits import Limits
-from scdd.serve.service import ClientGone, Service
+from scdd.serve.service import Service
+from scdd.serve.waiting import ClientGone
 
 KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 REFUSED: dict[int | str, dict[str, Any]] = {

@@ -10,78 +10,26 @@ at once, and texts are settled and answered while the GPU computes. Samplers tha
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from dataclasses import replace
 
 from scdd.core.denoiser import Denoiser
 from scdd.core.options import altered
 from scdd.lm.results import Sample
-from scdd.lm.run import Due, Ending, numbers, sample_of, settle, token_rows
+from scdd.lm.run import Ending, numbers, sample_of, settle, token_rows
 from scdd.processes.base import Process
-from scdd.samplers.loop import BatchRow, RowBatch
+from scdd.samplers.loop import RowBatch
 from scdd.samplers.plan import SamplingPlan, by_row, company
-from scdd.samplers.sight import Shown, Sight
+from scdd.samplers.sight import Shown, Sight, launch
+from scdd.serve.entries import Ask, Entry, Live, Look, Wanted
 from scdd.serve.jobs import Abandoned, Job, cost
 from scdd.serve.metrics import Meters
 from scdd.serve.sharing import Shape, Sharing
-from scdd.serve.shown import Kept, When, ending, kept, kept_steps, seen
+from scdd.serve.shown import When, ending, kept, kept_steps, seen
 
 EMPTY = 8  # batches without texts that are kept, since making one ready may take a while on a GPU
 PATIENCE = (
     8  # steps of a GPU for which fewer rows would have done: to move them costs more than to evaluate some for nobody
 )
-
-
-class Ask(NamedTuple):
-    """A window of a job's text that is to be drawn."""
-
-    job: Job
-    number: int
-    due: Due
-
-
-@dataclass(eq=False)
-class Entry:
-    """The same in a batch."""
-
-    ask: Ask
-    row: BatchRow
-    cost: float  # of a step
-    kept: list[Kept] | None = None  # recorded steps, where they are wanted
-
-
-@dataclass(eq=False)
-class Live:
-    """A batch, and what its rows are, in their order."""
-
-    batch: RowBatch
-    process: object
-    shape: Shape
-    owner: Job | None  # the one job that it is for; None: any
-    entries: list[Entry] = field(default_factory=list)
-
-
-class Wanted(NamedTuple):
-    """An entry that somebody wants to know, as it was after a step."""
-
-    entry: Entry
-    place: int
-    moment: When
-    taken: int
-    ended: bool
-
-
-class Look(NamedTuple):
-    """A step that was launched and not looked at."""
-
-    live: Live
-    sight: Sight
-    wanted: list[Wanted]
-
-    @property
-    def ended(self) -> list[Entry]:
-        """Whose rows have left the batch, and whose texts wait to be settled."""
-        return [each.entry for each in self.wanted if each.ended]
 
 
 class Batches:
@@ -226,7 +174,7 @@ class Batches:
         self.meters.batch_jobs.observe(len({id(entry.ask.job) for entry in live.entries}))
         entries = live.entries
         try:
-            sight, held = live.batch.launch(), live.batch.held
+            sight, held = launch(live.batch), live.batch.room.held
             look = self._left(live, sight)
         except Exception as error:
             self._failed(live, error)

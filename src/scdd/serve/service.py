@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, Future
-from contextlib import suppress
 from copy import copy
 from dataclasses import asdict
 from functools import cached_property, lru_cache, partial
@@ -30,22 +27,19 @@ from scdd.recipe import load as recipe
 from scdd.samplers.options import SAMPLER_NAMES, SamplingOptions
 from scdd.samplers.plan import SamplingPlan
 from scdd.serve import requests as ask
-from scdd.serve.errors import ApiError, beyond, late
-from scdd.serve.jobs import Abandoned, Guarded, Job, cost
+from scdd.serve.errors import ApiError, beyond
+from scdd.serve.jobs import Guarded, Job, cost
 from scdd.serve.limits import Limits
 from scdd.serve.metrics import Meters
 from scdd.serve.replies import SettingsReply
 from scdd.serve.scheduler import Scheduler
 from scdd.serve.sharing import Sharing
+from scdd.serve.waiting import settled
 
 EDITING = 60  # times that a text is read when it is repaired by edits, about
 VIEWS = 16  # reverse processes that are kept ready
 PLANS = 256  # that are remembered
 LIGHT = 4096  # characters and tokens of a request that is understood faster than another thread is asked to
-
-
-class ClientGone(Exception):
-    """Whoever asked has left."""
 
 
 class Service:
@@ -246,53 +240,10 @@ class Service:
         """The jobs' answers; the jobs are dropped if time runs out or the client goes away."""
         self.scheduler.submit(jobs)
         try:
-            return await self.settled(jobs, request)
+            return await settled(jobs, request, self.limits.seconds)
         finally:
             for job in jobs:
                 job.drop()
-
-    async def settled(self, jobs: Sequence[Job], request: Request) -> list[Any]:
-        """The answers of jobs that were submitted."""
-        loop = asyncio.get_running_loop()
-        news: asyncio.Future[None] = (
-            loop.create_future()
-        )  # one for all that may happen: tasks cost more than what they wait for
-        waiting = len(jobs)
-
-        def happened(*_: object) -> None:
-            if not news.done():
-                news.set_result(None)
-
-        def answered(future: Future[Any]) -> None:
-            nonlocal waiting
-            waiting -= 1
-            if not waiting or future.cancelled() or future.exception() is not None:
-                happened()
-
-        def told(future: Future[Any]) -> None:
-            with suppress(RuntimeError):  # the loop has ended, and with it whoever listened
-                loop.call_soon_threadsafe(answered, future)
-
-        for job in jobs:
-            job.future.add_done_callback(told)
-        left = asyncio.ensure_future(gone(request))
-        left.add_done_callback(happened)
-        late_at = loop.call_later(max(0.0, jobs[0].arrived + self.limits.seconds - time.monotonic()), happened)
-        try:
-            await news
-            failed = next((job for job in jobs if job.future.done() and _error(job.future) is not None), None)
-            if failed is not None or all(job.future.done() for job in jobs):
-                return [job.future.result() for job in ([failed] if failed is not None else jobs)]
-            if left.done():
-                raise ClientGone
-            raise late(self.limits.seconds)
-        except Abandoned:
-            raise ClientGone from None
-        finally:
-            late_at.cancel()
-            left.cancel()
-            for job in jobs:
-                job.future.cancel()
 
     # -- facts --------------------------------------------------------------------------------------------------------
 
@@ -330,16 +281,6 @@ class Service:
         except UserError as error:
             return str(error)
         return None
-
-
-def _error(future: Future[Any]) -> BaseException | None:
-    return CancelledError() if future.cancelled() else future.exception()
-
-
-async def gone(request: Request) -> None:
-    """Returns when the client has left; the body has been read by then."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 def draw_seed() -> int:
