@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import cProfile
+import gc
 import os
 import pstats
 import sys
@@ -140,6 +141,8 @@ def main() -> None:
         return {"server": whole - sum(spent.values()), **rows, "request": asked / each, "wall": wall}
 
     several(2 * args.steps)
+    gc.collect()
+    gc.freeze()  # as `scdd serve` does
     for name, seconds in several(args.turns).items():
         print(f"{name:<12} {1e3 * seconds / args.turns:8.3f} ms a {'request' if name == 'request' else 'turn'}")
     if args.profile:
@@ -154,6 +157,8 @@ def behind_http(lm: LM, limits: Limits, args: argparse.Namespace) -> None:
     with redirect_stdout(open(os.devnull, "w", encoding="utf-8")):  # where the log of requests goes
         made = server(app, "127.0.0.1", 0, "info", lambda _: listening.set())
     app.state.service.warm_up()
+    gc.collect()
+    gc.freeze()
     threads = {"worker": threading.current_thread(), "http": threading.Thread(target=made.run, daemon=True)}
     threads["http"].start()
     listening.wait()

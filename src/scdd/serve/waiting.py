@@ -22,9 +22,8 @@ class ClientGone(Exception):
 async def settled(jobs: Sequence[Job], request: Request, seconds: float) -> list[Any]:
     """The answers of jobs that were submitted, if they come within so many seconds of their own coming."""
     loop = asyncio.get_running_loop()
-    news: asyncio.Future[None] = (
-        loop.create_future()
-    )  # one for all that may happen: tasks cost more than what they wait for
+    # one for all that may happen: tasks cost more than what they wait for
+    news: asyncio.Future[None] = loop.create_future()
     waiting = len(jobs)
 
     def happened(*_: object) -> None:
