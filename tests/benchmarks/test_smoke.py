@@ -228,8 +228,12 @@ def test_cpu(run: Run) -> None:
 
 
 def test_serve_host(run: Run) -> None:
-    out = run("serve_host", "--length", 8, "--steps", 2, "--rows", 4, "--turns", 5)
-    assert all(row(out, label)[0] > 0 for label in ("server", "rows.add", "rows.step", "rows.remove"))
+    sizes = ("--length", 8, "--steps", 2, "--rows", 4, "--turns", 5)
+    for more in ((), ("--replayed", "--profile")):
+        out = run("serve_host", *sizes, *more)
+        assert all(row(out, label)[0] > 0 for label in ("server", "rows.add", "rows.step", "rows.remove", "wall"))
+    out = run("serve_host", *sizes, "--replayed", "--http", 2, "--requests", 6)
+    assert all(row(out, label)[0] > 0 for label in ("worker", "http", "all"))
 
 
 def test_every_benchmark_is_here() -> None:

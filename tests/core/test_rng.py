@@ -122,3 +122,10 @@ def test_no_global_state_is_touched_by_keys() -> None:
 def test_the_host_makes_the_same_first_number() -> None:
     for seed, sample in itertools.product((0, 1, 2**63 - 1, 2**63, 2**64 - 1), (0, 7, 2**40)):
         assert first_uniform(seed, sample) == uniforms((1,), CounterRNG(seed, [sample])).item()
+
+
+def test_numbers_and_tensors_name_the_same_samples() -> None:
+    """The one are hashed on the host, the others where they are."""
+    samples = [9, 1, 2**40, 3, 0]
+    for seed in (0, -3, 2**63 + 7, [1, 2, 2**63 + 7, -4, 0]):
+        assert torch.equal(CounterRNG(seed, samples).keys, CounterRNG(seed, torch.tensor(samples)).keys)

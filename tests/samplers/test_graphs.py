@@ -9,6 +9,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any, ClassVar
 
 import pytest
@@ -21,7 +22,7 @@ from scdd.core import Head, Transition
 from scdd.core.rng import CounterRNG
 from scdd.ops.common import NO_FILTERS, Filters
 from scdd.ops.head import Draw, HeadStats, reference
-from scdd.samplers import prediction
+from scdd.samplers import places, prediction
 from scdd.samplers.ancestral import Ancestral
 from scdd.samplers.base import Context, Model, Sampler, grid
 from scdd.samplers.graphs import Replay, StepGraphs
@@ -30,7 +31,7 @@ from scdd.samplers.loop import Frame, RowBatch, Seen, TokenRows, sample_loop
 from scdd.samplers.options import SamplingOptions
 from scdd.samplers.plan import SamplingPlan
 
-from .test_row_batch import CASES, NOISY, VOCAB, Patient, asked, fits, model, together
+from .test_row_batch import CASES, NOISY, VOCAB, Patient, Told, asked, fits, model, together, walked
 
 FINALS = ("ancestral", "masks-only", "greedy")
 
@@ -109,6 +110,81 @@ def test_rows_join_captured_batches(case: str) -> None:
     few = together(plain, asks, width=16, fewer=(1, 2))
     for _ in range(3):
         assert together(with_graphs, asks, width=16, fewer=(1, 2)) == few
+
+
+def test_joining_and_leaving_move_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch of a fixed width stays in its tensors while as many places do: rows are written into free ones, walks that are known
+    bring no table, and fewer rows wait a while before they move."""
+    moves, sent = Counter[str](), list[int]()
+    for name in ("take", "lend", "give_back", "join"):
+        whole = getattr(places.Shape, name)
+
+        def counted(self: Any, *args: Any, _name: str = name, _whole: Any = whole) -> Any:
+            moves[_name] += 1
+            return _whole(self, *args)
+
+        monkeypatch.setattr(places.Shape, name, counted)
+    send = places.send
+    monkeypatch.setattr(places, "send", lambda here, there: (sent.append(len(here)), send(here, there)))
+    m = replace(model(NOISY), graphs=StepGraphs(Rerun()))
+    plan = asked(Ancestral(), "ancestral", rows_per_forward=8)[0].plan
+    batch, number = RowBatch(m, plan, 16, None, (1, 4), patience=3), 0
+
+    def join(count: int) -> list[Any]:
+        nonlocal number
+        number += count
+        numbers = CounterRNG(0, range(number, number + count))
+        return batch.add(TokenRows(torch.full((count, 9), VOCAB.mask_id)), numbers, plan)
+
+    join(5)
+    for _ in range(20):  # two or three come and go with every step
+        batch.step()
+        gone = [row for row in batch.rows if row.ended][:3] or batch.rows[:2]
+        batch.remove([*gone, *(row for row in batch.rows if row.ended)])
+        join(max(0, 6 - len(batch.rows)))
+    assert moves["lend"] == 1
+    assert moves["take"] == 0
+    assert moves["join"] == number > 30
+    assert sent.count(len(plan.times) - 1) == 2, "the steps of one walk, once"
+    batch.remove(batch.rows[2:])
+    fresh = [row for row in batch.rows if row.taken < 1] or join(1)
+    rooms = []
+    batch.remove([row for row in batch.rows if row not in fresh])
+    while batch.rows and not any(row.ended for row in batch.rows):
+        batch.step()
+        rooms.append(batch.room.rows)
+    assert rooms == [8, 8, 8, *[len(fresh)] * (len(rooms) - 3)]
+    assert len(rooms) > 3
+
+
+def test_tables_make_room_for_other_walks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of more walks than the tables hold: those that nobody uses go, and if that is not enough larger tables are made."""
+    monkeypatch.setattr("scdd.samplers.graphs.STEPS", 16)
+    plain = model(NOISY)
+    asks = asked(Ancestral(), "ancestral", rows_per_forward=4)
+    many = []
+    for i, steps in enumerate((5, 3, 4, 7, 9, 11, 2, 6, 8, 12)):
+        ask = asks[i % len(asks)]
+        many.append(replace(ask, joins=2 * i, plan=replace(ask.plan, times=grid("uniform", steps), seed=i)))
+    wanted = together(plain, many, width=16)
+    with_graphs = replace(plain, graphs=StepGraphs(Rerun()))
+    for _ in range(2):
+        assert together(with_graphs, many, width=16) == wanted
+    assert {shape.now.tables[0].shape[0] for shape in with_graphs.graphs._shapes.values()} > {16}  # type: ignore[union-attr]
+
+
+def test_batches_that_share_a_shape_join_and_leave_in_turn() -> None:
+    """Each takes its rows along when the other comes, those that have not taken a step included."""
+    plain = model(NOISY)
+    asks = asked(Ancestral(), "greedy", heats=(0.5, 1.0, 1.7), rows_per_forward=4)
+    sets = [asks, asks[1:], asks[2:]]
+    wanted = [together(plain, each, width=16) for each in sets]
+    with_graphs = replace(plain, graphs=StepGraphs(Rerun(), most=1))
+    found = [[Told() for _ in each] for each in sets]
+    batches = [RowBatch(with_graphs, asks[0].plan, 16) for _ in sets]
+    for _ in zip_longest(*(walked(*each) for each in zip(batches, sets, found, strict=True))):
+        pass
+    assert found == wanted
 
 
 def test_batches_that_take_turns_keep_their_rows() -> None:
@@ -371,12 +447,11 @@ def test_rows_join_replayed_batches(case: str) -> None:
     """In one shape a row is the same alone and in any company, replayed or not."""
     plain, sampler = on_gpu(case), CASES[case][1]
     with_graphs = replace(plain, graphs=StepGraphs())
-    asks = [
-        replace(ask, z=ask.z.cuda(), frozen=ask.frozen.cuda())
-        for ask in asked(sampler, "greedy", heats=(0.5, 1.0, 1.7), rows_per_forward=8)
-    ]
+    on_host = asked(sampler, "greedy", heats=(0.5, 1.0, 1.7), rows_per_forward=8)
+    asks = [replace(ask, z=ask.z.cuda(), frozen=ask.frozen.cuda()) for ask in on_host]
     whole = [together(m, asks, width=16) for m in (plain, with_graphs, with_graphs)]
     assert whole[0] == whole[1] == whole[2]
+    assert [together(m, on_host, width=16) for m in (plain, with_graphs)] == whole[:2], "written into places"
     for i, ask in enumerate(asks):
         [lone] = together(with_graphs, [replace(ask, joins=0)], width=16)
         assert [each[4] for each in lone] == [each[4] for each in whole[0][i]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
@@ -135,7 +136,14 @@ def alone(m: Model, ask: Asked) -> Told:
 
 def together(m: Model, asks: list[Asked], width: int | None = None, fewer: tuple[int, ...] = ()) -> list[Told]:
     """All of them, each joining when it is due; rows that end leave at once."""
-    batch, found = RowBatch(m, asks[0].plan, width, None, fewer), [Told() for _ in asks]
+    found = [Told() for _ in asks]
+    for _ in walked(RowBatch(m, asks[0].plan, width, None, fewer), asks, found):
+        pass
+    return found
+
+
+def walked(batch: RowBatch, asks: list[Asked], found: list[Told]) -> Iterator[None]:
+    """The same, stopping after each step."""
     at: dict[int, int] = {}
     waiting, clock = list(enumerate(asks)), 0
 
@@ -158,7 +166,7 @@ def together(m: Model, asks: list[Asked], width: int | None = None, fewer: tuple
                     found[i].append(told(row.moment, seen, place, len(asks[i].z), asks[i].plan.record))
             leave(batch.rows)
         clock += 1
-    return found
+        yield
 
 
 def fits(sampler: Sampler, how: str) -> bool:

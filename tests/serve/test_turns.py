@@ -6,12 +6,16 @@ import random
 from collections.abc import Callable
 from concurrent.futures import Future
 from copy import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from scdd.lm.model import LM
+from scdd.lm.run import Engine
+from scdd.samplers.graphs import Replay, StepGraphs
+from scdd.samplers.sight import Sight
 
 pytest.importorskip("fastapi", reason="needs fastapi: pip install -e '.[serve]'")
 
@@ -163,6 +167,137 @@ def test_a_fixed_shape_gives_the_same_texts_for_mixed_lengths(lm: LM) -> None:
     assert together < 0.6 * before
     evaluations, rows = (service.meters.evaluations._value.get(), service.meters.evaluated_rows._value.get())
     assert evaluations < rows < 4 * evaluations, "one row or four at a time"
+
+
+class Replayed(LM):
+    """A model whose steps are replayed on a CPU, as a GPU does."""
+
+    @property
+    def engine(self) -> Engine:
+        found = super().engine
+        if self._steps is None:
+            self._steps = StepGraphs(captured)
+        return replace(found, model=replace(found.model, graphs=self._steps))
+
+
+def captured(run: Callable[[], None]) -> Replay:
+    return type("Again", (), {"replay": staticmethod(run)})()
+
+
+def replayed(lm: LM, **limits: Any) -> Service:
+    """As on a GPU: a few rows of one width, filled up, in places; and a step is launched before the last one is looked at."""
+    model = copy(lm)
+    model.__class__, model._steps = Replayed, None
+    service = made(model, rows_per_forward=4, **limits)
+    service.scheduler._turns[0].batches.ahead = True
+    return service
+
+
+def drawn(service: Service, bodies: list[dict[str, Any]], dice: random.Random) -> tuple[list[Any], list[list[Seen]]]:
+    """The answers to requests that come when they like, some of them watched and some dropped, and what watchers were told."""
+    turns, jobs, told = turns_of(service), list[Job](), [list[Seen]() for _ in bodies]
+    for i, body in enumerate(bodies):
+        job = service.generate(ask.Generate(**body), record=i % 3 == 0)
+        if i % 3 == 0:
+            job.watch = told[i].append
+        jobs.append(begin(turns, job))
+        for _ in range(dice.randint(0, 2)):
+            turns.turn()
+        if i % 7 == 5:
+            job.drop()
+    while not turns.idle:
+        turns.turn()
+    for job in jobs[5::7]:
+        assert isinstance(job.future.exception(), Abandoned)
+    assert turns.batches.room == service.limits.batch, "every place is free again"
+    return [plain(job.future.result()) for i, job in enumerate(jobs) if i % 7 != 5], told
+
+
+def of_all_kinds(count: int) -> list[dict[str, Any]]:
+    dice, bodies = random.Random(7), []
+    for seed in range(count):
+        how = {"length": dice.choice([9, 20, 33, 38, 70]), "steps": dice.choice([1, 2, 5, 9, 16]), "seed": seed}
+        how |= {"temperature": dice.choice([0.7, 1.0]), "num": dice.choice([1, 1, 1, 2, 5]), "stop": seed % 2 == 0}
+        if dice.random() < 0.4:
+            sampler, process = dice.choice(SAMPLERS)
+            how |= {"sampler": sampler, "top_p": dice.choice([0.9, 1.0]), "final": dice.choice(FINALS), **process}
+        bodies.append(how)
+    return bodies
+
+
+def test_steps_ahead_of_what_was_seen_change_no_answer(lm: LM) -> None:
+    """Sixty requests of mixed settings: launched ahead in places, and looked at step by step in tensors of their own."""
+    bodies = of_all_kinds(60)
+    usual, told = drawn(made(lm, rows_per_forward=4), bodies, random.Random(1))
+    for seed in (1, 2):
+        found, seen = drawn(replayed(lm), bodies, random.Random(seed))
+        assert found == usual
+        for mine, others in zip(seen, told, strict=True):
+            steps = [(each.row, each.offset, each.step) for each in mine]
+            assert len(steps) == len(set(steps)), "each step once"
+            if seed == 1 and others:
+                assert sorted(steps) == sorted((each.row, each.offset, each.step) for each in others)
+    alone = replayed(lm)
+    for body, found_alone in zip([b for i, b in enumerate(bodies) if i % 7 != 5][:8], usual, strict=False):
+        job = begin(turns_of(alone), alone.generate(ask.Generate(**body)))
+        taken(job.future, turns_of(alone))
+        assert plain(job.future.result())[0][0]["text"] == found_alone[0][0]["text"]
+
+
+def test_a_step_ahead_takes_no_longer(lm: LM) -> None:
+    """A place is free for others when a walk's last step is launched; the answer comes when that is looked at."""
+    service = replayed(lm, batch=1)
+    turns = turns_of(service)
+    jobs = [begin(turns, service.generate(ask.Generate(length=20, steps=4, seed=seed))) for seed in range(3)]
+    assert [taken(job.future, turns) for job in jobs] == [5, 4, 4]
+    assert turns.idle
+
+
+def test_what_a_gpu_tells_late_is_the_mistake_of_all_that_were_there(lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The third step fails, which is found when the fourth is launched: rows that have ended and those that have joined begin again."""
+    service = replayed(lm)
+    turns, waits = turns_of(service), iter([False, False, True])
+    wait = Sight.wait
+
+    def late(self: Sight) -> None:
+        if next(waits, False):
+            raise RuntimeError("an illegal memory access")
+        wait(self)
+
+    bodies = [{"length": 20, "steps": steps, "seed": steps} for steps in (3, 4, 9)]
+    wanted = [plain(begin_alone(lm, body)) for body in bodies]
+    monkeypatch.setattr(Sight, "wait", late)
+    jobs = [begin(turns, service.generate(ask.Generate(**body))) for body in bodies[:2]]
+    for _ in range(3):
+        turns.turn()
+    jobs.append(begin(turns, service.generate(ask.Generate(**bodies[2]))))
+    turns.turn()
+    assert [job.alone for job in jobs] == [True] * 3
+    assert not any(job.future.done() for job in jobs)
+    while not turns.idle:
+        turns.turn()
+    assert [plain(job.future.result()) for job in jobs] == wanted
+    assert turns.batches.room == 12
+
+
+def test_a_lone_job_is_told_what_its_gpu_tells_late(lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(self: Sight) -> None:
+        raise RuntimeError("an illegal memory access")
+
+    service = replayed(lm)
+    turns = turns_of(service)
+    monkeypatch.setattr(Sight, "wait", late)
+    job = begin(turns, service.generate(ask.Generate(length=20, steps=5, num=2)))
+    assert taken(job.future, turns) == 2
+    assert str(job.future.exception()) == "an illegal memory access"
+    assert turns.idle
+
+
+def begin_alone(lm: LM, body: dict[str, Any]) -> Any:
+    service = replayed(lm)
+    job = begin(turns_of(service), service.generate(ask.Generate(**body)))
+    taken(job.future, turns_of(service))
+    return job.future.result()
 
 
 def test_a_short_request_beside_a_long_one_takes_its_own_steps(service: Service) -> None:

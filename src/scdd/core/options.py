@@ -15,7 +15,7 @@ from importlib import import_module
 from numbers import Integral, Real
 from operator import ge, gt, le, lt
 from types import UnionType
-from typing import Annotated, Any, ClassVar, Literal, Union, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Interval, MinLen
 from pydantic import AllowInfNan, ConfigDict, GetJsonSchemaHandler, TypeAdapter
@@ -71,6 +71,16 @@ class Options:
                 if "description" in described:
                     properties[name].setdefault("description", described["description"])
         return schema
+
+
+Some = TypeVar("Some", bound=Options)
+
+
+def altered(options: Some, **changes: Any) -> Some:
+    """`dataclasses.replace`, where it happens often and what changes needs no checking."""
+    made = object.__new__(type(options))
+    made.__dict__.update(options.__dict__, **changes)
+    return made
 
 
 def component(options: Any, homes: Mapping[str, str]) -> tuple[Callable[..., Any], dict[str, Any]]:

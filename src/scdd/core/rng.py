@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 _GOLDEN = -0x61C8864680B583EB  # 2^64/φ as a signed 64-bit integer; splitmix64's increment
 _MIX_1 = -0x40A7B892E31B1A47
 _MIX_2 = -0x6B2FB644ECCEEE15
+Whole = TypeVar("Whole", Tensor, int, "np.ndarray[Any, np.dtype[np.int64]]")
 
 
 class CounterRNG:
@@ -24,13 +26,18 @@ class CounterRNG:
         self, seed: int | Sequence[int], samples: Sequence[int] | Tensor, device: torch.device | str | None = None
     ) -> None:
         """`seed`: one for all samples, or one each."""
-        index = torch.as_tensor(samples, dtype=torch.int64, device=device)
+        self.calls: int | Tensor = 0
+        if not isinstance(samples, Tensor):  # hashed here: on a device each operation would be a launch
+            given = [_signed(seed)] if isinstance(seed, int) else [_signed(each) for each in seed]
+            keys = _hash(_hash(np.array(given, dtype=np.int64)) ^ np.array(samples, dtype=np.int64))
+            self.keys = torch.from_numpy(keys).to(device)
+            return
+        index = samples.to(device, torch.int64)
         if isinstance(seed, int):
             seeds = torch.full_like(index, _signed(seed))  # made on the device: a training step must not wait for it
         else:
             seeds = index.new_tensor([_signed(each) for each in seed])
         self.keys = _hash(_hash(seeds) ^ index)
-        self.calls: int | Tensor = 0
 
     @classmethod
     def resumed(cls, keys: Tensor, calls: Tensor) -> CounterRNG:
@@ -94,10 +101,7 @@ def first_uniform(seed: int, sample: int) -> float:
     return ((bits >> 11) & ((1 << 53) - 1)) * 2.0**-53
 
 
-_Bits = TypeVar("_Bits", Tensor, int)
-
-
-def _hash(value: _Bits) -> _Bits:
+def _hash(value: Whole) -> Whole:
     """splitmix64's finaliser; int64 arithmetic wraps, and the shifts are made logical by a mask."""
     value = _wrapped(value + _GOLDEN)
     value = _wrapped((value ^ ((value >> 30) & ((1 << 34) - 1))) * _MIX_1)
@@ -105,6 +109,6 @@ def _hash(value: _Bits) -> _Bits:
     return value ^ ((value >> 31) & ((1 << 33) - 1))
 
 
-def _wrapped(value: _Bits) -> _Bits:
-    """As 64 bits hold it: a tensor's are so by themselves."""
+def _wrapped(value: Whole) -> Whole:
+    """As 64 bits hold it: a tensor's and an array's are so by themselves."""
     return _signed(value) if isinstance(value, int) else value

@@ -140,7 +140,8 @@ class TextTokenizer:
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """Text of any ids: those out of range are dropped, broken UTF-8 shows as U+FFFD."""
-        known = [i for i in map(int, ids) if 0 <= i < self.size]
+        size = self.size
+        known = [i for i in map(int, ids) if 0 <= i < size]
         with _library(self._place):
             return str(self._tokenizer.decode(known, skip_special_tokens=skip_special))
 

@@ -55,7 +55,9 @@ class Result:
 def _plain(value: Any) -> Any:
     if isinstance(value, Result):
         return value.json()
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+    if not isinstance(value, tuple):
+        return value
+    return [_plain(item) if isinstance(item, tuple | Result) else item for item in value]
 
 
 HIDDEN = {"json": False}

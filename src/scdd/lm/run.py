@@ -11,6 +11,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -207,7 +208,7 @@ class Run:
             tuple(each.window.stop - each.window.start for each in due),
             tuple(places[id(each.text)] for each in due),
         )
-        rows, rng = token_rows(self.engine, due), numbers(self.engine, due)
+        rows, rng = token_rows(self.engine, due), numbers(due)
         frames: list[Frame] = []
         for frame in sample_loop(self.engine.model, self.plan, rows, rng):
             frames.append(frame)
@@ -227,22 +228,21 @@ def _stacked(frames: Sequence[Frame]) -> tuple[list[Moment], Tensor, Tensor, Ten
 
 
 def token_rows(engine: Engine, due: Sequence[Due]) -> TokenRows:
-    """A batch of framed windows, padded with masks that nobody sees."""
-    rows = [engine.framed(text.tokens[w.start : w.stop]) for text, w, _ in due]
-    lengths = [len(row) for row in rows]
-    longest, mask_id = max(lengths), engine.tokenizer.mask_id
-    frozen = []
-    for text, w, _ in due:
-        settled = [*[True] * (w.fresh - w.start), *text.row.frozen[w.fresh : w.stop]]
-        frozen.append([True, *settled, *[True] * (longest - 1 - len(settled))])
-    z = torch.tensor([[*row, *[mask_id] * (longest - len(row))] for row in rows], dtype=torch.int64)
-    return TokenRows(z.to(engine.device), torch.tensor(frozen).to(engine.device), lengths)
+    """A batch of framed windows, padded with masks that nobody sees; on the host."""
+    before, after = 1, len(engine.framed(())) - 1
+    lengths = [before + w.stop - w.start + after for _, w, _ in due]
+    z = np.full((len(due), max(lengths)), engine.tokenizer.mask_id, dtype=np.int64)
+    frozen = np.ones(z.shape, dtype=np.bool_)
+    for row, stays, length, (text, w, _) in zip(z, frozen, lengths, due, strict=True):
+        row[:length] = engine.framed(text.tokens[w.start : w.stop])
+        stays[before + w.fresh - w.start : length - after] = text.row.frozen[w.fresh : w.stop]
+    return TokenRows(torch.from_numpy(z), torch.from_numpy(frozen), lengths)
 
 
-def numbers(engine: Engine, due: Sequence[Due]) -> CounterRNG:
-    """The random numbers of these windows: each sample's own, and each window's."""
+def numbers(due: Sequence[Due]) -> CounterRNG:
+    """The random numbers of these windows: each sample's own, and each window's; on the host."""
     seeds = [text.seed + GOLDEN * level for text, _, level in due]
-    return CounterRNG(seeds, [each.text.index for each in due], engine.device)
+    return CounterRNG(seeds, [each.text.index for each in due])
 
 
 class Ending(NamedTuple):

@@ -15,25 +15,27 @@ from __future__ import annotations
 
 import logging
 import threading
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from scdd.core.denoiser import Denoiser
+from scdd.core.rng import CounterRNG
 from scdd.core.types import padded
 from scdd.models.graphed import Graphed
 from scdd.ops.common import HAS_TRITON
 from scdd.ops.head import KEEP_BYTES
-from scdd.samplers.base import Model, State
-from scdd.samplers.loop import Present, RowBatch, Seen, advance
-from scdd.samplers.plan import SamplingPlan, by_row, company
-from scdd.samplers.prediction import Group
+from scdd.samplers.base import Model, Sampler, State
+from scdd.samplers.loop import BatchRow, RowBatch, Seen, TokenRows, begin
+from scdd.samplers.places import Shape, Size, made, stepped
+from scdd.samplers.plan import by_row, company
+from scdd.samplers.records import beginnings
+from scdd.samplers.sight import Sight
 
 if TYPE_CHECKING:
     from torch.cuda import CUDAGraph
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("scdd.samplers")
 _CAPTURING = threading.Lock()
 MOST = 16  # shapes that are kept, each with its tensors and graphs
-STEPS = 256  # rows of a table of steps, at least
+STEPS = 2048  # rows of a table of steps, at least
 
 
 class Replay(Protocol):
@@ -77,39 +79,13 @@ class CudaCapture:
         return graph
 
 
-@dataclass(eq=False)
-class _Shape:
-    """Tensors of one shape, and the graphs over them: one for each set of phases that rows were in."""
-
-    model: Model
-    plan: SamplingPlan
-    now: Present
-    moved: Tensor
-    documents: Tensor | None
-    shown: Tensor  # what `Seen` has, as bytes: one copy keeps a frame
-    owner: weakref.ref[RowBatch] | None = None
-    uses: dict[tuple[int, ...], int] = field(default_factory=dict)
-    graphs: dict[tuple[int, ...], Replay] = field(default_factory=dict)
-    held: list[object] = field(default_factory=list)  # what graphs read and others may let go of
-    broken: bool = False
-
-    def run(self, phases: Sequence[int]) -> None:
-        """One step, in place."""
-        new, moved = advance(self.model, self.plan, self.now, phases)
-        pairs = zip([*_tensors(self.now), self.moved], [*_tensors(new), moved], strict=True)
-        changed = [pair for pair in pairs if pair[0] is not pair[1]]
-        for dtype in {mine.dtype for mine, _ in changed}:  # one launch each
-            mine, others = zip(*(pair for pair in changed if pair[0].dtype == dtype), strict=True)
-            torch._foreach_copy_(mine, others)
-
-
 class StepGraphs:
     """The captured steps of one model. One batch at a time uses a shape; a batch that comes between takes its rows along."""
 
     def __init__(self, capture: Capture | None = None, most: int = MOST) -> None:
         """`capture`: another way than CUDA's, for tests."""
         self._capture, self._given, self._most = capture or CudaCapture(), capture is not None, most
-        self._shapes: OrderedDict[object, _Shape] = OrderedDict()
+        self._shapes: OrderedDict[object, Shape] = OrderedDict()
         self.lock = threading.RLock()  # a batch holds it while it looks at its rows: others may take over their tensors
 
     def __reduce__(self) -> tuple[type[StepGraphs], tuple[()]]:
@@ -118,7 +94,7 @@ class StepGraphs:
 
     def why_not(self, batch: RowBatch) -> str | None:
         """Why a batch's steps are not captured; None where they are."""
-        plan, now = batch.plan, batch.present
+        plan = batch.plan
         if not by_row(plan):
             return f"the sampler {plan.sampler.name}, or a last pass of your own, sees one step for all rows"
         try:
@@ -129,50 +105,84 @@ class StepGraphs:
             return None
         if not isinstance(_network(batch.model), nn.Module):
             return "what stands before the network to watch its evaluations would not see them"
-        if not now.keys.is_cuda or not HAS_TRITON:
+        if batch.device.type != "cuda" or not HAS_TRITON:
             return "there is no GPU, or no Triton"
-        if any(each is not None and each.other_nucleus for each in (now.filters, plan.draw_filters)):
+        if any(each is not None and each.other_nucleus for each in (plan.filters, plan.draw_filters)):
             return "the nucleus picks rows on the host"
-        head, (rows, columns) = batch.model.denoiser.head, now.state.tokens.shape
-        most = min(rows, batch.rows_per_forward or rows) * columns * padded(head.vocab.size)
+        head, rows = batch.model.denoiser.head, batch.room.held
+        most = min(rows, batch.rows_per_forward or rows) * batch.columns * padded(head.vocab.size)
         return "there are too many logits to keep" if most * head.weight.element_size() > KEEP_BYTES else None
+
+    def join(
+        self, batch: RowBatch, new: Sequence[BatchRow], rows: TokenRows, rng: CounterRNG, sampler: Sampler
+    ) -> bool:
+        """Rows that are on the host, and counted in `batch.room.held`, go to free places; False where the batch is not in a shape's tensors,
+        or has to leave them. For batches of a fixed width, whose rows have the same shape whoever comes."""
+        with self.lock:
+            if rows.tokens.shape[1] > batch.columns or (batch.place is None and (batch.rows or self.why_not(batch))):
+                return False
+            if batch.place is None:
+                self._shape_of(batch, lambda: begin(rows, sampler).widened(batch.columns, 0)).lend(batch)
+            shape: Shape = batch.place
+            if shape.capacity == batch.room.rows:
+                mask_id = batch.model.denoiser.vocab.mask_id
+                values = beginnings(rows, rng, sampler, shape.columns, mask_id)
+                joined = [row for row, each in zip(new, values, strict=True) if shape.join(row, each)]
+                if len(joined) == len(new):
+                    return True
+                shape.leave(joined)
+            shape.give_back()
+            return False
 
     def step(self, batch: RowBatch, phases: tuple[int, ...]) -> Seen:
         """`RowBatch`'s step: the first of a kind is walked, the second captured, and from then on all are replayed."""
         with self.lock:
-            shape: _Shape = self._shape_of(batch) if batch.place is None else batch.place
-            shape.uses[phases] = shape.uses.get(phases, 0) + 1
-            if phases not in shape.graphs and shape.uses[phases] > 1 and not shape.broken:
-                self._captured(shape, phases)
-            if phases in shape.graphs:
-                shape.graphs[phases].replay()
-            else:
-                shape.run(phases)
-            return _seen(shape, len(batch.rows))
+            return self._stepped(batch, phases).seen([row.place for row in batch.rows])
+
+    def launch(self, batch: RowBatch, phases: tuple[int, ...]) -> Sight:
+        """The same, of which nothing is copied unless somebody asks."""
+        with self.lock:
+            return self._stepped(batch, phases).sight([row.place for row in batch.rows])
+
+    def _stepped(self, batch: RowBatch, phases: tuple[int, ...]) -> Shape:
+        if batch.place is not None and batch.place.capacity != batch.room.rows:
+            batch.place.give_back()
+        if batch.place is None:
+            self._shape_of(batch, lambda: batch.present.state).take(batch)
+        shape: Shape = batch.place
+        shape.settle()
+        shape.uses[phases] = shape.uses.get(phases, 0) + 1
+        if phases not in shape.graphs and shape.uses[phases] > 1 and not shape.broken:
+            self._captured(shape, phases)
+        if phases in shape.graphs:
+            shape.graphs[phases].replay()
+        else:
+            shape.run(phases)
+        return shape
 
     def clear(self) -> None:
         """Let go of all graphs and their memory."""
         with self.lock:
             for shape in self._shapes.values():
-                _give_back(shape)
+                shape.give_back()
             self._shapes.clear()
             self._capture = self._capture if self._given else CudaCapture()
 
-    def _shape_of(self, batch: RowBatch) -> _Shape:
-        """With the batch's rows in it."""
-        key = _key(batch)
+    def _shape_of(self, batch: RowBatch, like: Callable[[], State]) -> Shape:
+        """The tensors that the batch's rows, which have what those of `like` have, belong into."""
+        size, network = _size(batch), _network(batch.model)
+        key = company(batch.plan), size, id(batch.model.process), id(batch.model.quality), id(network), _weights(batch)
         if key not in self._shapes:
             while len(self._shapes) >= self._most:
-                _give_back(self._shapes.popitem(last=False)[1])
+                self._shapes.popitem(last=False)[1].give_back()
             if not self._shapes and not self._given:
                 self._capture = CudaCapture()  # a memory pool ends with its last graph
             with torch.inference_mode(False):  # else only callers in that mode could write to them
-                self._shapes[key] = _made(batch)
+                self._shapes[key] = made(batch, like(), size, replace(batch.model, denoiser=network, graphs=None))
         self._shapes.move_to_end(key)
-        _take(self._shapes[key], batch)
         return self._shapes[key]
 
-    def _captured(self, shape: _Shape, phases: tuple[int, ...]) -> None:
+    def _captured(self, shape: Shape, phases: tuple[int, ...]) -> None:
         """A warm-up on a stream of its own, whose results are taken back, then the capture, which computes nothing."""
         place = shape.moved.device
         try:
@@ -188,9 +198,9 @@ class StepGraphs:
 
 
 @contextmanager
-def _aside(shape: _Shape) -> Iterator[None]:
+def _aside(shape: Shape) -> Iterator[None]:
     """On another stream, as a capture wants its warm-up; the tensors are afterwards what they were."""
-    kept = [each.clone() for each in (*_tensors(shape.now), shape.moved)]
+    kept = [each.clone() for each in (*stepped(shape.now), shape.moved)]
     if shape.moved.is_cuda:
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
@@ -199,24 +209,26 @@ def _aside(shape: _Shape) -> Iterator[None]:
         torch.cuda.current_stream().wait_stream(side)
     else:
         yield
-    for mine, old in zip((*_tensors(shape.now), shape.moved), kept, strict=True):
+    for mine, old in zip((*stepped(shape.now), shape.moved), kept, strict=True):
         mine.copy_(old)
 
 
-def _tensors(now: Present) -> list[Tensor]:
-    """What a step changes."""
-    return [*now.state.tensors(), now.calls, now.at]
+def _size(batch: RowBatch) -> Size:
+    """Batches of equal sizes, among other things, can use the same tensors and graphs."""
+    capacity = batch.room.rows
+    groups = capacity // (batch.rows_per_forward or capacity)
+    told = [True] * groups if batch.width is not None else [each.documents is not None for each in batch.present.groups]
+    walks = {id(row.walk): len(row.walk) for row in batch.rows}
+    steps = max(STEPS, 1 << (max(1, sum(walks.values())) - 1).bit_length())
+    return Size(capacity, batch.columns, steps, tuple(told), batch.device)
 
 
-def _key(batch: RowBatch) -> object:
-    """Batches of equal keys can use the same tensors and graphs."""
-    now, model, columns = batch.present, batch.model, batch.present.state.tokens.shape[1]
-    network = _network(model)
-    parameters = getattr(network, "parameters", lambda: [model.denoiser.head.weight])()
-    weights = [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in parameters]
-    masked = tuple(group.documents is not None for group in now.groups)
-    shape = (_capacity(batch), columns, _steps(now), masked, now.keys.device)
-    return company(batch.plan), shape, id(model.process), id(model.quality), id(network), tuple(weights)
+def _weights(batch: RowBatch) -> tuple[object, ...]:
+    """Changes when they do. Which tensors they are is asked once in a batch's life: to go through all modules takes long."""
+    if batch.weights is None:
+        network = _network(batch.model)
+        batch.weights = [*getattr(network, "parameters", lambda: [network.head.weight])()]
+    return tuple((each.data_ptr(), 0 if each.is_inference() else each._version) for each in batch.weights)
 
 
 def _network(model: Model) -> Denoiser:
@@ -229,119 +241,3 @@ def _made_by(model: Model) -> list[object]:
     positions, conditioning of other weights."""
     network = _network(model)
     return [*network.buffers(), getattr(network, "kept", None)] if isinstance(network, nn.Module) else []
-
-
-def _capacity(batch: RowBatch) -> int:
-    """Rows rounded up to whole groups."""
-    rows, size = len(batch.rows), batch.rows_per_forward
-    return rows if size is None else -(-rows // size) * size
-
-
-def _steps(now: Present) -> int:
-    """Rows of the tables, rounded up to a power of two."""
-    return max(STEPS, 1 << (len(now.tables[0]) - 1).bit_length())
-
-
-def _made(batch: RowBatch) -> _Shape:
-    """Tensors for batches like this one, in which nobody is yet."""
-    now, rows, columns = batch.present, _capacity(batch), batch.present.state.tokens.shape[1]
-    device, size = now.keys.device, batch.rows_per_forward or rows
-
-    def empty(like: Tensor, count: int = rows) -> Tensor:
-        return torch.zeros((count, *like.shape[1:]), dtype=like.dtype, device=device)
-
-    flat, state = _flat(now.state, rows)
-    masked = [group.documents is not None for group in now.groups]
-    documents = torch.zeros((rows, columns), dtype=torch.int64, device=device) if any(masked) else None
-    places = [slice(start, start + size) for start in range(0, rows, size)]
-    groups = [
-        Group(place, columns, 0, documents[place] if documents is not None and told else None)
-        for place, told in zip(places, masked, strict=True)
-    ]
-    heat = torch.ones((rows, 1), dtype=torch.float64, device=device)
-    fixed = Present(
-        state=state,
-        keys=empty(now.keys),
-        calls=empty(now.calls),
-        at=empty(now.at),
-        pace=empty(now.pace),
-        tables=(empty(now.tables[0], _steps(now)), empty(now.tables[1], _steps(now))),
-        filters=replace(now.filters, temperature=heat),
-        groups=tuple(groups),
-    )
-    moved = flat[1]
-    model = replace(batch.model, denoiser=_network(batch.model), graphs=None)
-    return _Shape(model, batch.plan, fixed, moved, documents, flat[0])
-
-
-def _flat(like: State, rows: int) -> tuple[tuple[Tensor, Tensor], State]:
-    """((Bytes, what moved in them), a state of so many rows): what `Seen` shows lies in one piece of memory."""
-    device, columns = like.tokens.device, like.tokens.shape[1]
-    whole = like.changed(lambda each: torch.zeros((rows, *each.shape[1:]), dtype=each.dtype, device=device))
-    moved = torch.zeros((rows, columns), dtype=torch.int8, device=device)
-    parts = [whole.tokens, moved, whole.log_p, whole.counts, whole.nfe]
-    sizes = [_bytes(part) for part in parts]
-    flat = torch.zeros(sum(sizes), dtype=torch.uint8, device=device)
-    inside = _views(flat, parts)
-    state = replace(whole, tokens=inside[0], log_p=inside[2], counts=inside[3], nfe=inside[4])
-    return (flat, inside[1]), state
-
-
-def _bytes(part: Tensor) -> int:
-    """Rounded up, so that what follows is aligned."""
-    return -(-part.numel() * part.element_size() // 16) * 16
-
-
-def _views(flat: Tensor, parts: Sequence[Tensor]) -> list[Tensor]:
-    views, start = [], 0
-    for part in parts:
-        piece = flat[start : start + part.numel() * part.element_size()]
-        views.append(piece.view(part.dtype).view(part.shape))
-        start += _bytes(part)
-    return views
-
-
-def _seen(shape: _Shape, rows: int) -> Seen:
-    """A copy, since the next step writes over it."""
-    state = shape.now.state
-    parts = [state.tokens, shape.moved, state.log_p, state.counts, state.nfe]
-    return Seen(*(view[:rows] for view in _views(shape.shown.clone(), parts)))
-
-
-def _take(shape: _Shape, batch: RowBatch) -> None:
-    """The batch's rows move into the shape's tensors; nobody is in the rest, where nothing moves."""
-    _give_back(shape)
-    now, fixed, rows = batch.present, shape.now, len(batch.rows)
-    news = [*_tensors(now), now.keys, now.pace]
-    for mine, other in zip([*_tensors(fixed), fixed.keys, fixed.pace], news, strict=True):
-        mine[:rows].copy_(other)
-        mine[rows:].zero_()
-    fixed.state.done[rows:] = True
-    fixed.state.lengths[rows:] = fixed.state.tokens.shape[1]
-    for table, steps in zip(fixed.tables, now.tables, strict=True):
-        table[: len(steps)].copy_(steps)
-    assert isinstance(fixed.filters.temperature, Tensor)
-    fixed.filters.temperature[:rows] = now.filters.temperature
-    if shape.documents is not None:
-        columns = torch.arange(shape.documents.shape[1], device=shape.documents.device)
-        shape.documents.copy_(torch.where(columns < fixed.state.lengths[:, None], 0, -1))
-    shape.owner = weakref.ref(batch)
-    batch.present, batch.place = _first(fixed, now, rows), shape
-
-
-def _first(fixed: Present, now: Present, rows: int) -> Present:
-    """The first rows of the shape's tensors, for whoever asks the batch: they are what the next steps change."""
-    state = fixed.state.changed(lambda each: each[:rows])
-    return replace(
-        now, state=state, keys=fixed.keys[:rows], calls=fixed.calls[:rows], at=fixed.at[:rows], pace=fixed.pace[:rows]
-    )
-
-
-def _give_back(shape: _Shape) -> None:
-    """Whoever is in the tensors gets copies of its own."""
-    owner = shape.owner() if shape.owner is not None else None
-    if owner is not None and owner.place is shape:
-        now = owner.present
-        own = {name: getattr(now, name).clone() for name in ("keys", "calls", "at", "pace")}
-        owner.present, owner.place = replace(now, state=now.state.changed(torch.clone), **own), None
-    shape.owner = None

@@ -8,11 +8,11 @@ company, since its random numbers are its own (`core.rng`) and evaluations are g
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -36,7 +36,14 @@ from scdd.samplers.base import (
 )
 from scdd.samplers.final import finalised, stopping_rows, towards_the_end
 from scdd.samplers.plan import SamplingPlan, Walk, by_row, columns, company
-from scdd.samplers.prediction import Group, Grouping, Prediction, row_groups, rows_for
+from scdd.samplers.prediction import Group, Grouping, Prediction, Room, row_groups
+
+if TYPE_CHECKING:
+    from scdd.samplers.graphs import StepGraphs
+
+T = TypeVar("T")
+WALKS = 256  # that a batch remembers, at most, beside those of its rows
+
 
 KEPT, UNMASKED, CORRECTED, REMASKED = 0, 1, 2, 3
 KINDS = ("kept", "unmasked", "corrected", "remasked")
@@ -100,13 +107,17 @@ class BatchRow:
     length: int
     taken: int = 0
     """Steps behind it."""
+    steps: int = 0
+    """Of its walk."""
     ended: bool = False
     """Nothing is left to do: at its walk's end, or before (threshold, gidd-correct, a tolerance)."""
+    place: int = 0
+    """Where it is in the tensors of a shape, while its batch is there (`places`)."""
 
     @property
     def moment(self) -> tuple[int, int, float, float]:
         """(Number, of how many, t, s) of the last step taken."""
-        return (self.taken, len(self.walk), *self.walk.span(self.taken - 1)) if self.taken else (0, 0, 0.0, 0.0)
+        return (self.taken, self.steps, *self.walk.span(self.taken - 1)) if self.taken else (0, 0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -133,45 +144,88 @@ class RowBatch:
         width: int | None = None,
         grouping: Grouping | None = None,
         fewer: Sequence[int] = (),
+        patience: int = 0,
     ) -> None:
         """For rows of plans that agree with `plan` (`takes`). `width`: rows are padded to so many columns and their padding is
         masked always, so that on a GPU a row's numbers do not depend on the lengths of others; None: to the longest row's.
         `grouping`: which rows are evaluated together, where the caller knows what rounds alike; None: as the plan says.
-        `fewer`: numbers of rows, ascending, that round as the plan's `rows_per_forward` do: the least that holds all rows is used."""
-        self.model, self.plan, self.width, self._grouping, self._fewer = model, plan, width, grouping, tuple(fewer)
+        `fewer`: numbers of rows, ascending, that round as the plan's `rows_per_forward` do: the least that holds all rows is used,
+        after `patience` steps for which it would have done."""
+        self.model, self.plan, self.width, self._grouping = model, plan, width, grouping
+        self.room = Room(tuple(fewer), plan.rows_per_forward, patience)
         self.rows: list[BatchRow] = []
-        self.present: Present
-        self.place: Any = None  # whose tensors the rows are in (`graphs`), until others come or go
+        self.place: Any = None  # whose tensors the rows are in (`places.Shape`); None: in their own
+        self.weights: list[Tensor] | None = None  # the network's, once `graphs` has asked
+        self._own: Present | None = None
         self._captured = False
         self._by_row, self._company = by_row(plan), company(plan)
-        self._may_end = plan.sampler.finishes or plan.tolerance is not None
+        self.may_end = plan.sampler.finishes or plan.tolerance is not None  # rows may, before their walk does
+        self._walks: dict[object, Walk] = {}
 
-    def takes(self, plan: SamplingPlan) -> bool:
-        """Whether rows of this plan may join now. Samplers that see one step for all rows, or read the network themselves with a
-        cache that grows (ar), walk with those they began with."""
-        return company(plan) == self._company and (self._by_row or not self.rows)
+    def takes(self, plan: SamplingPlan, rules: tuple[object, ...] | None = None) -> bool:
+        """Whether rows of this plan, whose `company` is known or not, may join now. Samplers that see one step for all rows, or read
+        the network themselves with a cache that grows (ar), walk with those they began with."""
+        return (company(plan) if rules is None else rules) == self._company and (self._by_row or not self.rows)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the rows are."""
+        return self.model.denoiser.head.weight.device
+
+    @property
+    def columns(self) -> int:
+        """Of every row, padding included; as far as it is known before there are any."""
+        if self.place is not None:
+            return int(self.place.columns)
+        return self._own.state.tokens.shape[1] if self._own is not None else self.width or 0
+
+    @property
+    def present(self) -> Present:
+        """All that the next step reads, in tensors of the rows' own."""
+        if self.place is not None:
+            self.place.give_back()
+        assert self._own is not None, "nobody is here"
+        return self._own
 
     @torch.no_grad()
     def add(self, rows: TokenRows, rng: CounterRNG, plan: SamplingPlan | None = None) -> list[BatchRow]:
-        """Rows that take their first step with the next one of the batch; `rng` has their seeds and numbers."""
+        """Rows that take their first step with the next one of the batch; `rng` has their seeds and numbers. On the host both are
+        best: where the rows of a GPU are in a graph's tensors, they get there without waiting."""
         plan = self.plan if plan is None else plan
         if not self.takes(plan):
             raise ValueError("rows of this plan cannot join here: ask `takes`")
         plan.sampler.check(self.model)
-        state, keys, calls = _begin(rows, plan.sampler), rng.keys, torch.zeros_like(rng.keys) + rng.calls
-        walk = self._walk(plan, state)
+        walk = self._walk(plan, rows)
         lengths = [rows.tokens.shape[1]] * len(rows.tokens) if rows.lengths is None else list(rows.lengths)
-        temperature, mask_id = plan.filters.temperature, self.model.denoiser.vocab.mask_id
+        temperature = plan.filters.temperature
         assert isinstance(temperature, float | int)
-        new = [BatchRow(walk, float(temperature), length, ended=not len(walk)) for length in lengths]
-        with self._kept():
-            if self.rows:
-                old, width = self.present, max(self.present.state.tokens.shape[1], state.tokens.shape[1])
-                state = old.state.widened(width, mask_id).joined(state.widened(width, mask_id))
-                keys, calls = torch.cat([old.keys, keys]), torch.cat([old.calls, calls])
-            self.rows += new
-            self._arrange(state if self.width is None else state.widened(self.width, mask_id), keys, calls)
+        steps, heat = len(walk), float(temperature)
+        new = [BatchRow(walk, heat, length, steps=steps, ended=not steps) for length in lengths]
+        graphs, on_host = self.model.graphs, rows.tokens.device.type == rng.keys.device.type == "cpu"
+        with nullcontext() if graphs is None else graphs.lock:
+            before, self.room.held = self.room.held, max(self.room.held, len(self.rows) + len(new))
+            try:
+                fits = graphs is not None and self.width is not None and self._grouping is None and on_host
+                if not fits or graphs is None or not graphs.join(self, new, rows, rng, plan.sampler):
+                    self._join(rows, rng, plan.sampler, new)
+                else:
+                    self.rows += new
+            except BaseException:
+                self.room.held = before
+                raise
         return new
+
+    def _join(self, rows: TokenRows, rng: CounterRNG, sampler: Sampler, new: Sequence[BatchRow]) -> None:
+        """Into tensors of the rows' own."""
+        state, mask_id = begin(rows, sampler, self.device), self.model.denoiser.vocab.mask_id
+        keys = rng.keys.to(self.device)
+        calls = torch.zeros_like(keys) + rng.calls
+        if self.rows:
+            old, width = self.present, max(self.present.state.tokens.shape[1], state.tokens.shape[1])
+            state = old.state.widened(width, mask_id).joined(state.widened(width, mask_id))
+            keys, calls = torch.cat([old.keys, keys]), torch.cat([old.calls, calls])
+        self.rows += new
+        self._arrange(state if self.width is None else state.widened(self.width, mask_id), keys, calls)
 
     @torch.no_grad()
     def remove(self, rows: Sequence[BatchRow]) -> None:
@@ -180,37 +234,75 @@ class RowBatch:
         kept = [i for i, row in enumerate(self.rows) if id(row) not in gone]
         if len(kept) == len(self.rows):
             return
-        self.rows = [self.rows[i] for i in kept]
         with self._kept():
-            if self.rows:
-                now = self.present
+            now = None if self.place is not None and self.width is not None else self.present
+            left, self.rows = [row for row in self.rows if id(row) in gone], [self.rows[i] for i in kept]
+            self.room.leave(len(self.rows))
+            if now is None:
+                self.place.leave(left)
+                if not self.rows:
+                    self.place.give_back()
+            elif self.rows:
                 places = torch.tensor(kept, device=now.keys.device)
                 self._arrange(now.state.changed(lambda each: each[places]), now.keys[places], now.calls[places])
+            else:
+                self._own = None
 
-    @torch.no_grad()
     def step(self) -> Seen:
         """One evaluation, one step of every row. Rows that have ended stay as they are until they are removed."""
-        if any(row.taken == len(row.walk) for row in self.rows):
-            raise ValueError("a row is at its walk's end: remove it")
-        phases = phases_of(self.plan, {row.walk.phases[row.taken] for row in self.rows})
+        return self.stepped(lambda graphs, phases: graphs.step(self, phases), lambda seen: seen)
+
+    @torch.no_grad()
+    def stepped(self, captured: Callable[[StepGraphs, tuple[int, ...]], T], plain: Callable[[Seen], T]) -> T:
+        """A step, and what is made of it where it is captured and where it is not."""
+        try:
+            present = {row.walk.phases[row.taken] for row in self.rows}
+        except IndexError:
+            raise ValueError("a row is at its walk's end: remove it") from None
+        phases = phases_of(self.plan, present)
         graphs = self.model.graphs if self._captured else None
         with self._kept():
-            seen = self._step(phases) if graphs is None else graphs.step(self, phases)
-            done = self.present.state.done.tolist() if self._may_end else [False] * len(self.rows)
-        for row, early in zip(self.rows, done, strict=True):
+            if self.room.made_do(len(self.rows)) and self._own is not None:
+                lengths = [row.length for row in self.rows]
+                self._own = replace(self._own, groups=self._grouped(self._own.state, lengths))
+            found = plain(self._step(phases)) if graphs is None else captured(graphs, phases)
+            done = self._done() if self.may_end else ()
+        for row in self.rows:
             row.taken += 1
-            row.ended = early or row.taken == len(row.walk)
-        return seen
+            row.ended = row.taken == row.steps
+        for row, early in zip(self.rows, done, strict=False):
+            row.ended |= early
+        return found
+
+    def _done(self) -> list[bool]:
+        """Which rows have finished early: the host waits for it."""
+        if self.place is None:
+            assert self._own is not None
+            return self._own.state.done.tolist()
+        done = self.place.now.state.done.tolist()
+        return [done[row.place] for row in self.rows]
 
     @property
     def rows_per_forward(self) -> int | None:
         """Of every evaluation of the rows that are here now, filled up."""
-        return rows_for(len(self.rows), self._fewer, self.plan.rows_per_forward)
+        return self.room.size
 
     @property
     def seen(self) -> Seen:
         """The rows as they stand, nothing having moved."""
-        return shown(self.present.state, torch.zeros_like(self.present.state.tokens, dtype=torch.int8))
+        with self._kept():
+            state = self.present.state
+            return shown(state, torch.zeros_like(state.tokens, dtype=torch.int8))
+
+    def move_into(self, shape: Any) -> None:
+        """The rows are in its tensors from now on."""
+        self.place, self._own, self._captured = shape, None, True
+
+    def move_out(self, rows: tuple[State, Tensor, Tensor] | None) -> None:
+        """The rows, as (state, keys, calls) if there are any, are in tensors of their own from now on."""
+        self.place = None
+        if rows is not None:
+            self._arrange(*rows)
 
     def _kept(self) -> AbstractContextManager[object]:
         """While it lasts, no batch of another thread takes over the tensors that the rows are in, if they are in a graph's."""
@@ -218,21 +310,29 @@ class RowBatch:
         return nullcontext() if graphs is None else graphs.lock
 
     def _step(self, phases: Sequence[int]) -> Seen:
-        groups = self.present.groups
-        if self._may_end:
+        now = self.present
+        groups = now.groups
+        if self.may_end:
             groups = tuple(each for each in groups if not all(row.ended for row in self.rows[each.rows]))
         own = None if self._by_row else self.rows[0].walk.step(self.rows[0].taken)
-        now, moved = advance(self.model, self.plan, replace(self.present, groups=groups), phases, own)
-        self.present = replace(now, groups=self.present.groups)
-        return shown(now.state, moved)
+        after, moved = advance(self.model, self.plan, replace(now, groups=groups), phases, own)
+        self._own = replace(after, groups=now.groups)
+        return shown(after.state, moved)
 
-    def _walk(self, plan: SamplingPlan, state: State) -> Walk:
-        """The steps of new rows: those of rows already here, if they are the same."""
+    def _walk(self, plan: SamplingPlan, rows: TokenRows) -> Walk:
+        """The steps of new rows: those of rows that were here before, if they are the same."""
         key = (plan.times, plan.scale, plan.end)
+        if self._by_row and key in self._walks:
+            return self._walks[key]
+        place = None if self._by_row else self.device  # times that depend on rows may depend on the network as well
+        walk = replace(Walk.of(self.model, plan, begin(rows, plan.sampler, place).updatable), key=key)
         if not self._by_row:
-            return replace(Walk.of(self.model, plan, state.updatable), key=key).to(state.tokens.device)
-        same = next((row.walk for row in self.rows if row.walk.key == key), None)
-        return same or replace(Walk.of(self.model, plan, state.updatable), key=key)
+            return walk.to(self.device)
+        if len(self._walks) >= WALKS:
+            here = {row.walk.key for row in self.rows}
+            self._walks = {each: old for each, old in self._walks.items() if each in here}
+        self._walks[key] = walk
+        return walk
 
     def _arrange(self, state: State, keys: Tensor, calls: Tensor) -> None:
         """Make `present` anew, of whoever is here now."""
@@ -243,7 +343,7 @@ class RowBatch:
         walks = list({id(row.walk): row.walk for row in self.rows}.values())
         starts = dict(zip(map(id, walks), accumulate(map(len, walks), initial=0), strict=False))
         real, whole = zip(*(walk.table() for walk in walks), strict=True)
-        self.present = Present(
+        self._own = Present(
             state=state,
             keys=keys,
             calls=calls,
@@ -253,7 +353,6 @@ class RowBatch:
             filters=replace(self.plan.filters, temperature=each),
             groups=self._grouped(state, lengths),
         )
-        self.place = None
         self._captured = self.model.graphs is not None and self.model.graphs.why_not(self) is None
 
     def _grouped(self, state: State, lengths: Sequence[int]) -> tuple[Group, ...]:
@@ -289,15 +388,16 @@ def shown(state: State, moved: Tensor) -> Seen:
     return Seen(state.tokens, moved, state.log_p, state.counts, state.nfe)
 
 
-def _begin(rows: TokenRows, sampler: Sampler) -> State:
-    z, (batch, length) = rows.tokens, rows.tokens.shape
+def begin(rows: TokenRows, sampler: Sampler, device: torch.device | None = None) -> State:
+    """The rows before their first step; `device`: elsewhere than they are."""
+    z, (batch, length) = rows.tokens.to(device), rows.tokens.shape
     lengths = torch.tensor([length] * batch if rows.lengths is None else list(rows.lengths), device=z.device)
     updatable = torch.arange(length, device=z.device) < lengths[:, None]
     unknown = torch.full(z.shape, torch.nan, device=z.device)
     return State(
         tokens=z,
         lengths=lengths,
-        updatable=updatable if rows.frozen is None else updatable & ~rows.frozen,
+        updatable=updatable if rows.frozen is None else updatable & ~rows.frozen.to(device),
         log_p=unknown,
         log_p_when_drawn=unknown,
         counts=torch.zeros((batch, 3), dtype=torch.int64, device=z.device),

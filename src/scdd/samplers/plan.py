@@ -28,6 +28,8 @@ from scdd.samplers.options import (
 )
 
 DEFAULT = SamplingOptions()
+REALS, NUMBERS = 2 + 2 * len(Levels._fields), 3
+"""Columns of a walk's tables."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,7 @@ class Walk:
         return Step(i + 1, len(self), *self.span(i), at_t, at_s, self.phases[i])
 
     def table(self) -> tuple[Tensor, Tensor]:
-        """All steps: t, s and the levels at both, [S, 14] float64; number, total and phase, [S, 3] int64. See `columns`."""
+        """All steps: t, s and the levels at both, [S, REALS] float64; number, total and phase, [S, NUMBERS] int64. See `columns`."""
         grid = sum(phase in (WALK, LAST) for phase in self.phases)
         levels = torch.stack(self.levels, dim=1)
         begin = torch.tensor([*range(grid), *[-1] * (len(self) - grid)], dtype=torch.int64, device=levels.device)
@@ -155,11 +157,11 @@ class Walk:
         times = torch.tensor(self.times, dtype=torch.float64, device=levels.device)
         numbers = [(i + 1, len(self), phase) for i, phase in enumerate(self.phases)]
         reals = torch.cat([times[begin, None], times[end, None], levels[begin], levels[end]], dim=1)
-        return reals, torch.tensor(numbers, dtype=torch.int64).reshape(-1, 3)
+        return reals, torch.tensor(numbers, dtype=torch.int64).reshape(-1, NUMBERS)
 
 
 def columns(reals: Tensor, numbers: Tensor) -> Step:
-    """Rows [B, 14] and [B, 3] of such tables as a step of each row's own."""
+    """Rows [B, REALS] and [B, NUMBERS] of such tables as a step of each row's own."""
     real, number = ([x[:, i : i + 1] for i in range(x.shape[1])] for x in (reals, numbers))
     return Step(number[0], number[1], real[0], real[1], Levels(*real[2:8]), Levels(*real[8:]), number[2])
 

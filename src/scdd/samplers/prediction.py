@@ -41,6 +41,44 @@ def rows_for(count: int, fewer: Sequence[int], usual: int | None) -> int | None:
     return next((size for size in fewer if size >= count), usual)
 
 
+@dataclass
+class Room:
+    """How many rows evaluations have, while rows come and go: less only after some steps for which that would have done."""
+
+    fewer: tuple[int, ...]  # that round as the usual number does, ascending
+    usual: int | None
+    patience: int = 0  # steps
+    held: int = 0  # rows that there are, or were some steps ago
+    spare: int = 0  # steps for which less room would have done
+
+    @property
+    def size(self) -> int | None:
+        """Rows of one evaluation."""
+        return rows_for(self.held, self.fewer, self.usual)
+
+    @property
+    def rows(self) -> int:
+        """Rows of all evaluations of a step together, filled up."""
+        return self._of(self.held)
+
+    def leave(self, count: int) -> None:
+        """So many rows are left."""
+        if not count or not self.patience:
+            self.held = count
+
+    def made_do(self, count: int) -> bool:
+        """A step of so many rows begins: whether they have less room from now on."""
+        self.spare = 0 if self._of(count) == self.rows else self.spare + 1
+        if self.spare <= self.patience:
+            return False
+        self.spare, self.held = 0, count
+        return True
+
+    def _of(self, count: int) -> int:
+        size = rows_for(count, self.fewer, self.usual)
+        return count if size is None else -(-count // size) * size
+
+
 Grouping = Callable[[Sequence[int]], tuple[Group, ...]]
 """Rows of these lengths as groups, in their order."""
 

@@ -19,7 +19,8 @@ from scdd.serve import requests as ask
 from scdd.serve.guard import LOOPBACK, Guard
 from scdd.serve.jobs import Job
 from scdd.serve.limits import Limits
-from scdd.serve.service import ClientGone, Service
+from scdd.serve.service import Service
+from scdd.serve.waiting import ClientGone
 
 KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 REFUSED: dict[int | str, dict[str, Any]] = {
@@ -89,11 +90,13 @@ def _model_routes(service: Service) -> APIRouter:
     """Generate, infill, correct, score, tokenize, and the stream of steps."""
     router = APIRouter(prefix="/v1", tags=["scdd"], responses=REFUSED)
 
-    @router.post("/generate")
-    async def generate(body: ask.Generate, request: Request) -> replies.SamplesReply:
+    @router.post("/generate", response_model=replies.SamplesReply)
+    async def generate(body: ask.Generate, request: Request) -> Response:
         """Draw texts from masks, after a prompt or before a suffix if there is one."""
-        (samples,) = await service.answers([await run_in_threadpool(service.generate, body)], request)
-        return replies.SamplesReply(model=service.name, **replies.of_samples(samples))
+        light = service.light(body)
+        job = service.generate(body) if light else await run_in_threadpool(service.generate, body)
+        (samples,) = await service.answers([job], request)
+        return replies.answer(model=service.name, **replies.of_samples(samples))
 
     async def each(
         make: Callable[[Any], Job], shape: type, fields: Callable[[Any], dict[str, Any]], body: Any, request: Request

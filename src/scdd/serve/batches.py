@@ -2,56 +2,34 @@
 
 A text joins a batch at its next step and leaves it at its end, or when nobody wants it any more. Which batch it goes to follows
 from its own settings and length (`sharing`), and what it becomes there does not depend on its company (`samplers.loop.RowBatch`).
+
+On a GPU the next step is launched before the last one is looked at: where a walk ends is known beforehand, so places are given to others
+at once, and texts are settled and answered while the GPU computes. Samplers that may end rows early are looked at after each step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
 
 from scdd.core.denoiser import Denoiser
+from scdd.core.options import altered
 from scdd.lm.results import Sample
-from scdd.lm.run import Due, Ending, numbers, sample_of, settle, token_rows
+from scdd.lm.run import Ending, numbers, sample_of, settle, token_rows
 from scdd.processes.base import Process
-from scdd.samplers.loop import BatchRow, RowBatch
-from scdd.samplers.loop import Seen as Rows
-from scdd.samplers.plan import SamplingPlan, by_row
+from scdd.samplers.loop import RowBatch
+from scdd.samplers.plan import SamplingPlan, by_row, company
+from scdd.samplers.sight import Shown, Sight, launch
+from scdd.serve.entries import Ask, Entry, Live, Look, Wanted
 from scdd.serve.jobs import Abandoned, Job, cost
 from scdd.serve.metrics import Meters
 from scdd.serve.sharing import Shape, Sharing
-from scdd.serve.shown import Shown, kept_steps, shown
+from scdd.serve.shown import When, ending, kept, kept_steps, seen
 
 EMPTY = 8  # batches without texts that are kept, since making one ready may take a while on a GPU
-
-
-class Ask(NamedTuple):
-    """A window of a job's text that is to be drawn."""
-
-    job: Job
-    number: int
-    due: Due
-
-
-@dataclass(eq=False)
-class Entry:
-    """The same in a batch."""
-
-    ask: Ask
-    row: BatchRow
-    cost: float  # of a step
-    kept: list[tuple[Any, ...]] | None = None  # recorded steps, where they are wanted
-
-
-@dataclass(eq=False)
-class Live:
-    """A batch, and what its rows are, in their order."""
-
-    batch: RowBatch
-    process: object
-    shape: Shape
-    owner: Job | None  # the one job that it is for; None: any
-    entries: list[Entry] = field(default_factory=list)
+PATIENCE = (
+    8  # steps of a GPU for which fewer rows would have done: to move them costs more than to evaluate some for nobody
+)
 
 
 class Batches:
@@ -71,13 +49,20 @@ class Batches:
         self._drawn, self._fail = drawn, failed
         self.jobs: list[Job] = []  # whose texts are under way or wait for a place, oldest first
         self._lives: list[Live] = []
-        self._rows = 0  # texts under way
+        self._looks: list[Look] = []  # of the last turn
+        self.ahead = denoiser.head.weight.device.type == "cuda"
+        """Whether a step is launched before the last one is looked at."""
         self.spent = 0.0  # cost of the steps that were taken
 
     @property
     def room(self) -> int:
         """Texts that could begin now, beside those that wait for a place already."""
         return self._most - self._rows - sum(len(job.waiting) for job in self.jobs)
+
+    @property
+    def _rows(self) -> int:
+        """Texts under way that take up a place."""
+        return sum(len(live.entries) for live in self._lives)
 
     def take(self, job: Job) -> None:
         """A job's texts take their first step with the next one, as far as there are places for them."""
@@ -93,20 +78,27 @@ class Batches:
         for job in [job for job in self.jobs if not job.wanted]:
             self._end(job, Abandoned())
         self._admit()
+        before, self._looks = self._looks, []
         for live in [live for live in self._lives if live.entries]:
-            self._step(live)
+            look = self._step(live)
+            if look is not None and self.ahead and not live.batch.may_end:
+                self._looks.append(look)
+            elif look is not None:
+                self._look(look)
+        for look in before:
+            self._look(look)
 
     # -- coming -------------------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
         """Free places go to the job that has the fewest, the oldest among equals."""
         groups: list[tuple[Live, SamplingPlan, list[Ask]]] = []
-        waiting = [job for job in self.jobs if job.waiting]
-        while waiting and self._rows < self._most:
+        waiting, rows = [job for job in self.jobs if job.waiting], self._rows
+        while waiting and rows < self._most:
             job = min(waiting, key=lambda each: each.present)
             ask = Ask(job, *job.waiting.popleft())
             job.present += 1
-            self._rows += 1
+            rows += 1
             if not job.waiting:
                 waiting.remove(job)
             plan, shape = self._fitted(ask)
@@ -119,7 +111,12 @@ class Batches:
             else:
                 same.append(ask)
         for live, plan, asks in groups:
-            self._add(live, plan, asks)
+            if live in self._lives:
+                self._add(live, plan, asks)
+            else:  # others could not join it, and it is no more
+                self._again(asks)
+        for old in [live for live in self._lives if not live.entries][:-EMPTY]:
+            self._lives.remove(old)
 
     def _fitted(self, ask: Ask) -> tuple[SamplingPlan, Shape]:
         """The plan without what is the job's own affair, and how the row is evaluated."""
@@ -130,20 +127,19 @@ class Batches:
         # recording costs nothing where every token is looked at anyway: then who watches shares with who does not
         free = engine.device.type != "cpu" or (isinstance(process, Process) and process.has_uniform_noise)
         record = run.plan.record or free
-        return replace(run.plan, seed=0, stop=False, batch_size=1, record=record, rows_per_forward=shape.rows), shape
+        return altered(run.plan, seed=0, stop=False, batch_size=1, record=record, rows_per_forward=shape.rows), shape
 
     def _live(self, job: Job, plan: SamplingPlan, shape: Shape, barred: Sequence[Live] = ()) -> Live:
         """The batch that a row goes to."""
         assert job.run is not None
-        model, owner = job.run.engine.model, job if job.alone else None
+        model, owner, rules = job.run.engine.model, job if job.alone else None, company(plan)
         for live in self._lives:
             same = live.process is model.process and live.shape == shape and live.owner is owner
-            if same and live not in barred and live.batch.takes(plan):
+            if same and live not in barred and live.batch.takes(plan, rules):
                 return live
-        for old in [live for live in self._lives if not live.entries][:-EMPTY]:
-            self._lives.remove(old)
         grouping = self._sharing.groups if self._sharing.grouping else None
-        batch = RowBatch(replace(model, denoiser=self._denoiser), plan, shape.width, grouping, shape.fewer)
+        patience = PATIENCE if self.ahead else 0
+        batch = RowBatch(replace(model, denoiser=self._denoiser), plan, shape.width, grouping, shape.fewer, patience)
         self._lives.append(Live(batch, model.process, shape, owner))
         return self._lives[-1]
 
@@ -156,7 +152,7 @@ class Batches:
         assert run is not None
         joining = any(entry.row.taken for entry in live.entries)
         try:
-            rows = live.batch.add(token_rows(run.engine, dues), numbers(run.engine, dues), plan)
+            rows = live.batch.add(token_rows(run.engine, dues), numbers(dues), plan)
         except Exception as error:
             self._failed(live, error, asks)
             return
@@ -166,50 +162,61 @@ class Batches:
             each = cost(ask.due.window.stop - ask.due.window.start)
             live.entries.append(Entry(ask, row, each, [] if _recorded(ask.job) else None))
         if any(row.ended for row in rows):  # no step at all
-            seen = live.batch.seen
-            self._look(live, seen, shown(seen), {id(row) for row in rows})
+            sight = Sight(range(len(live.entries)), live.batch.seen)
+            sight.begin()
+            self._look(self._left(live, sight, {id(row) for row in rows}))
 
     # -- walking ------------------------------------------------------------------------------------------------------
 
-    def _step(self, live: Live) -> None:
+    def _step(self, live: Live) -> Look | None:
+        """Launch a step; None where it went wrong."""
         self.meters.batch_rows.observe(len(live.entries))
         self.meters.batch_jobs.observe(len({id(entry.ask.job) for entry in live.entries}))
+        entries = live.entries
         try:
-            seen = live.batch.step()
-            # read here, since a GPU tells late what failed
-            found = shown(seen) if any(_needed(entry) for entry in live.entries) else None
+            sight, held = launch(live.batch), live.batch.room.held
+            look = self._left(live, sight)
         except Exception as error:
             self._failed(live, error)
-            return
-        calls, rows = self._sharing.evaluations(live.shape, len(live.entries))
+            return None
+        calls, rows = self._sharing.evaluations(live.shape, held)
         self.meters.evaluations.inc(calls)
         self.meters.evaluated_rows.inc(rows)
-        for entry in live.entries:
+        for entry in entries:
             entry.ask.job.left -= entry.cost
             self.spent += entry.cost
-        self._look(live, seen, found)
+        return look
 
-    def _look(self, live: Live, seen: Rows, found: Shown | None, among: set[int] | None = None) -> None:
-        """Tell watchers, and let ended rows go. `found`: the rows as read off the device, which nobody may need."""
-        needed: list[tuple[int, Entry]] = []
-        for place, entry in enumerate(live.entries):
-            if among is not None and id(entry.row) not in among:
-                continue
-            if entry.kept is not None:
-                entry.kept.append((*entry.row.moment, seen.tokens[place], seen.moved[place], seen.log_p[place]))
-            if _needed(entry):
-                needed.append((place, entry))
-        if found is None:
-            return
-        gone = [entry.row for _, entry in needed if entry.row.ended]
-        if gone:
+    def _left(self, live: Live, sight: Sight, among: set[int] | None = None) -> Look:
+        """Who is to be looked at after a step; rows that have ended leave, and others may have their places."""
+        wanted: list[Wanted] = []
+        for place, entry in zip(sight.places, live.entries, strict=True):
+            row = entry.row
+            if (row.ended or entry.kept is not None) and (among is None or id(row) in among):
+                wanted.append(Wanted(entry, place, row.moment, row.taken, row.ended))
+        sight.begin(bool(wanted))
+        look = Look(live, sight, wanted)
+        if gone := [entry.row for entry in look.ended]:
             live.batch.remove(gone)
             live.entries = [entry for entry in live.entries if not entry.row.ended]
-            self._rows -= len(gone)
-        for place, entry in needed:
-            _tell(entry, found, place)
-            if entry.row.ended:
-                self._settle(entry.ask, found.ending(place, entry.row.length, kept_steps(entry.kept)))
+        return look
+
+    def _look(self, look: Look) -> None:
+        """Wait for a step, tell watchers of it, and settle the texts whose rows have ended."""
+        try:
+            look.sight.wait()  # also where nobody wants to know: the host is one step ahead, and no more
+            found = look.sight.shown() if look.wanted else None
+        except Exception as error:  # a GPU tells late what failed
+            self._failed(look.live, error, late=look)
+            return
+        for entry, place, moment, taken, ended in look.wanted:
+            if found is None or entry.ask.job.future.done():
+                continue
+            if entry.kept is not None:
+                entry.kept.append(kept(found, place, moment))
+            _tell(entry, found, place, moment, taken)
+            if ended:
+                self._settle(entry.ask, ending(found, place, entry.row.length, kept_steps(entry.kept)))
 
     def _settle(self, ask: Ask, ending: Ending) -> None:
         """A row has ended: its text goes on with the next window, or is done."""
@@ -237,15 +244,21 @@ class Batches:
 
     # -- going wrong --------------------------------------------------------------------------------------------------
 
-    def _failed(self, live: Live, error: Exception, joining: Sequence[Ask] = ()) -> None:
-        """A step went wrong, or rows could not join. One job's mistake must not become another's, and a smaller batch may
-        fit into memory: each job's windows begin once more, in a batch of its own."""
+    def _failed(self, live: Live, error: Exception, joining: Sequence[Ask] = (), late: Look | None = None) -> None:
+        """A step went wrong, maybe one that was looked at `late`, or rows could not join. One job's mistake must not become another's, and
+        a smaller batch may fit into memory: each job's windows begin once more, in a batch of its own."""
         whole = len(live.batch.rows) == len(live.entries)
         if joining and whole:  # the batch itself is as it was
             asks, entries = list(joining), []
         else:
-            asks, entries = [*(entry.ask for entry in live.entries), *joining], live.entries
-            self._lives.remove(live)
+            entries = live.entries
+            if late is not None:  # what was launched after it is as wrong
+                looks = [late, *(each for each in self._looks if each.live is live)]
+                ended = [entry for look in looks for entry in look.ended if not entry.ask.job.future.done()]
+                entries = [*ended, *entries]
+                self._looks = [each for each in self._looks if each.live is not live]
+            asks = [*(entry.ask for entry in entries), *joining]
+            self._lives = [each for each in self._lives if each is not live]
             live.entries = []
         jobs = {id(ask.job): ask.job for ask in asks}
         if len(jobs) == 1:
@@ -253,11 +266,15 @@ class Batches:
             return
         for entry in entries:
             entry.ask.job.left += entry.cost * entry.row.taken
+        for ask in asks:
+            ask.job.alone = True
+        self._again(asks)
+
+    def _again(self, asks: Sequence[Ask]) -> None:
+        """They wait for a place, before others of their jobs."""
         for job, number, due in reversed(asks):
-            job.alone = True
             job.present -= 1
             job.waiting.appendleft((number, due))
-        self._rows -= len(asks)
 
     def _end(self, job: Job, error: Exception) -> None:
         """A job is over before its texts are."""
@@ -266,7 +283,6 @@ class Batches:
             if theirs:
                 live.batch.remove(theirs)
                 live.entries = [entry for entry in live.entries if entry.ask.job is not job]
-        self._rows -= job.present
         job.present = 0
         job.waiting.clear()
         self.jobs.remove(job)
@@ -277,16 +293,11 @@ def _recorded(job: Job) -> bool:
     return job.run is not None and job.run.plan.record
 
 
-def _needed(entry: Entry) -> bool:
-    """Whether somebody wants to know its row now."""
-    return entry.row.ended or (entry.kept is not None and entry.ask.job.watch is not None)
-
-
-def _tell(entry: Entry, found: Shown, place: int) -> None:
+def _tell(entry: Entry, found: Shown, place: int, moment: When, taken: int) -> None:
     """Hand the watcher its row, unless it has seen this step already."""
     job, number, due = entry.ask
-    now = due.level, entry.row.taken
+    now = due.level, taken
     if job.watch is None or not job.wanted or job.told.get(number, (-1, 0)) >= now:
         return
     job.told[number] = now
-    job.watch(found.seen(place, number, due.window, entry.row.moment))
+    job.watch(seen(found, place, number, due.window, moment))

@@ -34,6 +34,35 @@ PATIENCE: dict[Owed, float] = {"idle": 30.0, "head": 10.0, "body": 30.0, "close"
 """Seconds for the first byte of a request, the rest of its head, its body, and for reading the end of an answer."""
 
 
+class Corked:
+    """A transport that keeps the head of an answer until its body comes, which it does at once: one call to the system instead of two."""
+
+    def __init__(self, inner: asyncio.Transport) -> None:
+        self._inner, self._held, self._loop = inner, b"", asyncio.get_running_loop()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def write(self, data: bytes) -> None:
+        """Now, with what was kept; or with what comes next, if that is before the loop goes on."""
+        if self._held:
+            data, self._held = self._held + data, b""
+            self._inner.write(data)
+        elif data:
+            self._held = data
+            self._loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        """What was kept goes alone."""
+        if self._held:
+            self.write(b"")
+
+    def close(self) -> None:
+        """After what was kept."""
+        self.flush()
+        self._inner.close()
+
+
 class Connection(H11Protocol):
     """uvicorn's, which knows what its client owes and since when, and hangs up on whoever owes it for too long."""
 
@@ -50,7 +79,7 @@ class Connection(H11Protocol):
                 each.hang_up()
             if not waiting:
                 self.app = _full
-        super().connection_made(transport)
+        super().connection_made(Corked(transport))  # type: ignore[arg-type]
 
     def _others(self) -> list[Connection]:
         return [each for each in self.connections if isinstance(each, Connection)]

@@ -113,6 +113,7 @@ class _Passage:
     def __init__(self, scope: Scope, receive: Receive, send: Send, most: int, patience: float) -> None:
         self._receive, self._send, self._most, self._patience = receive, send, most, patience
         self._total, self._over, self.begun, self.stalled, self.status = 0, False, False, False, 500
+        self._head: Message | None = None  # of the answer, until its body comes
         names = {name for name, _ in scope["headers"]}
         # whoever asks for leave to send a body has sent nothing yet that must be read
         self._read = b"expect" in names or names.isdisjoint((b"content-length", b"transfer-encoding"))
@@ -138,14 +139,22 @@ class _Passage:
                 await self._refuse()
             return
         if message["type"] == "http.response.start":
-            self.begun, self.status = True, message["status"]
-            message = {**message, "headers": [*message["headers"], *_missing(message["headers"])]}
+            self.status = message["status"]
+            self._head = {**message, "headers": [*message["headers"], *_missing(message["headers"])]}
+            return
         try:
-            await asyncio.wait_for(self._send(message), self._patience)
+            await asyncio.wait_for(self._onwards(message), self._patience)
         except asyncio.TimeoutError:
             # whoever stays and reads nothing would keep an answer in memory for ever
             self.stalled = True
             raise
+
+    async def _onwards(self, message: Message) -> None:
+        """The head goes with the first part of the body, which comes right after it: one packet, one deadline."""
+        if self._head is not None:
+            head, self._head, self.begun = self._head, None, True
+            await self._send(head)
+        await self._send(message)
 
     async def _refuse(self) -> None:
         answer = too_large(self._most).response()

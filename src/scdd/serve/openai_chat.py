@@ -18,8 +18,9 @@ from scdd.serve.errors import ApiError, as_api_error, beyond
 from scdd.serve.jobs import Job
 from scdd.serve.openai_shapes import Answer, ChatChoice, ChatCompletion, ChatReply, Usage
 from scdd.serve.replies import facts
-from scdd.serve.service import ClientGone, Service, draw_seed
+from scdd.serve.service import Service, draw_seed
 from scdd.serve.stream import HEADERS, Watched
+from scdd.serve.waiting import ClientGone
 
 ROOM = 64  # tokens of an answer when nobody says how many
 

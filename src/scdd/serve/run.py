@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -81,6 +82,9 @@ def run(app: FastAPI, host: str, port: int, log_level: str, ready: Callable[[str
     """
     made, scheduler = server(app, host, port, log_level, ready), app.state.service.scheduler
     app.state.service.warm_up()
+    # What is here stays: to look through all of torch's objects again and again would stop everybody for a tenth of a second.
+    gc.collect()
+    gc.freeze()
     until_signalled(made, scheduler.work, lambda: scheduler.close(wait=0.0))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import secrets
 import threading
@@ -18,6 +17,7 @@ from fastapi import Request
 
 from scdd.core.denoiser import Denoiser
 from scdd.core.errors import UserError
+from scdd.core.options import altered
 from scdd.lm.model import LM
 from scdd.lm.options import RepairOptions
 from scdd.lm.rows import MOST_TRIES, SPAN
@@ -27,20 +27,19 @@ from scdd.recipe import load as recipe
 from scdd.samplers.options import SAMPLER_NAMES, SamplingOptions
 from scdd.samplers.plan import SamplingPlan
 from scdd.serve import requests as ask
-from scdd.serve.errors import ApiError, beyond, late
-from scdd.serve.jobs import Abandoned, Guarded, Job, cost
+from scdd.serve.errors import ApiError, beyond
+from scdd.serve.jobs import Guarded, Job, cost
 from scdd.serve.limits import Limits
 from scdd.serve.metrics import Meters
 from scdd.serve.replies import SettingsReply
 from scdd.serve.scheduler import Scheduler
 from scdd.serve.sharing import Sharing
+from scdd.serve.waiting import settled
 
 EDITING = 60  # times that a text is read when it is repaired by edits, about
 VIEWS = 16  # reverse processes that are kept ready
-
-
-class ClientGone(Exception):
-    """Whoever asked has left."""
+PLANS = 256  # that are remembered
+LIGHT = 4096  # characters and tokens of a request that is understood faster than another thread is asked to
 
 
 class Service:
@@ -55,6 +54,7 @@ class Service:
         self.scheduler = Scheduler(network, limits, self.meters, sharing, threads, lent)
         self.lm = lm.behind(lambda inner: cast(Denoiser, Guarded(inner, self.scheduler.before)))
         self._views = lru_cache(VIEWS)(self._view)
+        self._plans: dict[object, SamplingPlan] = {}  # by what was asked for: most ask for the same
         self._lock = threading.Lock()
 
     def warm_up(self) -> None:
@@ -127,8 +127,23 @@ class Service:
 
     def plan(self, lm: LM, chosen: dict[str, Any], seed: int | None, **run: Any) -> SamplingPlan:
         """How a request's texts are drawn: what it chose, within the limits."""
-        steps = self.steps(chosen.get("steps"))
-        plan = lm.plan(**{**chosen, "steps": steps, "seed": draw_seed() if seed is None else seed, **run})
+        seed = draw_seed() if seed is None else seed
+        key = (*sorted(chosen.items()), *sorted(run.items())) if lm is self.lm else None
+        try:
+            known = None if key is None else self._plans.get(key)
+        except TypeError:  # something in it is a list
+            key = known = None
+        if known is None:
+            known = self._checked_plan(lm, chosen, run)
+            if key is not None:
+                with self._lock:
+                    self._plans[key] = known
+                    if len(self._plans) > PLANS:
+                        del self._plans[next(iter(self._plans))]
+        return altered(known, seed=seed)
+
+    def _checked_plan(self, lm: LM, chosen: dict[str, Any], run: dict[str, Any]) -> SamplingPlan:
+        plan = lm.plan(**{**chosen, "steps": self.steps(chosen.get("steps")), "seed": 0, **run})
         if (rounds := getattr(plan.sampler, "corrections", 0)) > self.limits.steps:
             raise beyond("sampler.corrections", f"is {rounds}", self.limits.steps)
         plan.sampler.check(lm.engine.model)  # otherwise the worker would find out
@@ -164,6 +179,11 @@ class Service:
         stop = not body.suffix if body.stop is None else body.stop
         plan = self.plan(lm, body.chosen(SamplingOptions), body.seed, record=record, stop=stop)
         return Job(run=lm.start(body.num, length=length, prompt=body.prompt, suffix=body.suffix, plan=plan))
+
+    def light(self, body: ask.Generate) -> bool:
+        """Whether to understand it takes so little that the event loop may do it."""
+        tokens = body.num * (self.usual_length if body.length is None else body.length)
+        return body.process is None and len(body.prompt) + len(body.suffix) + tokens <= LIGHT
 
     def infill(self, body: ask.Infill, record: bool = False) -> Job:
         """Texts with holes."""
@@ -220,31 +240,10 @@ class Service:
         """The jobs' answers; the jobs are dropped if time runs out or the client goes away."""
         self.scheduler.submit(jobs)
         try:
-            return await self.settled(jobs, request)
+            return await settled(jobs, request, self.limits.seconds)
         finally:
             for job in jobs:
                 job.drop()
-
-    async def settled(self, jobs: Sequence[Job], request: Request) -> list[Any]:
-        """The answers of jobs that were submitted."""
-        futures = [asyncio.wrap_future(job.future) for job in jobs]
-        left: asyncio.Future[Any] = asyncio.ensure_future(gone(request))
-        answer: asyncio.Future[Any] = asyncio.gather(*futures)
-        # looked at, also where nobody waits for it any more: the loop would complain in the log
-        answer.add_done_callback(lambda done: done.cancelled() or done.exception())
-        try:
-            remaining = jobs[0].arrived + self.limits.seconds - time.monotonic()
-            await asyncio.wait({answer, left}, timeout=max(0.0, remaining), return_when=asyncio.FIRST_COMPLETED)
-            if answer.done():
-                return list(answer.result())
-            if left.done():
-                raise ClientGone
-            raise late(self.limits.seconds)
-        except Abandoned:
-            raise ClientGone from None
-        finally:
-            left.cancel()
-            answer.cancel()
 
     # -- facts --------------------------------------------------------------------------------------------------------
 
@@ -282,12 +281,6 @@ class Service:
         except UserError as error:
             return str(error)
         return None
-
-
-async def gone(request: Request) -> None:
-    """Returns when the client has left; the body has been read by then."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 def draw_seed() -> int:

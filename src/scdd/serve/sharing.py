@@ -56,10 +56,16 @@ class Sharing:
         self._lm, self._fixed = lm, fixed
         self._tried: dict[tuple[int, int], bool] = {}
         self._few: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._shapes: dict[int, Shape] = {}
         self._able = (fixed is not None or lm.device.type == "cpu") and not lm.engine.autoregressive
 
     def shape(self, length: int) -> Shape:
         """That of rows of this length, [BOS] and [EOS] included; it depends on nothing else."""
+        if length not in self._shapes:
+            self._shapes[length] = self._shape(length)
+        return self._shapes[length]
+
+    def _shape(self, length: int) -> Shape:
         if not self._able or self._fixed is None:
             return Shape(length, rows=self._fixed)
         width = self._width(length)

@@ -15,7 +15,8 @@ from fastapi.responses import StreamingResponse
 
 from scdd.serve.errors import as_api_error, late
 from scdd.serve.jobs import Job, Seen
-from scdd.serve.service import ClientGone, Service, gone
+from scdd.serve.service import Service
+from scdd.serve.waiting import ClientGone, gone
 
 ALIVE = 10.0  # seconds of silence after which a comment says that the connection is still wanted
 HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
