@@ -157,7 +157,9 @@ def main() -> None:
     args.add_argument("--autotune", action="store_true", help="let the compiler try its own matrix products, too")
     args.add_argument("--only", default="", help="measure only the steps whose name contains this, and the plain one")
     args.add_argument(
-        "--attention", default="", help="library: torch's own; cudnn, flash or efficient first; default: ops.attention"
+        "--attention",
+        default="",
+        help="fused: ops.attention and ops.gelu; cudnn, flash or efficient first; default: as torch chooses",
     )
     args.add_argument("--mlp", default="auto", help="llama: impl of ops.swiglu")
     args.add_argument("--norm", default="auto", help="llama: impl of ops.norm")
@@ -166,9 +168,9 @@ def main() -> None:
     args = args.parse_args()
     for name, value in DEFAULTS[args.network].items():
         setattr(args, name, getattr(args, name) or value)
-    attention.FUSED = not args.attention
+    attention.FUSED = args.attention == "fused"
     setup = Setup(args)
-    if args.attention and args.attention != "library":
+    if args.attention and args.attention != "fused":
         names = {"cudnn": "CUDNN_ATTENTION", "flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION"}
         backend = getattr(torch.nn.attention.SDPBackend, names[args.attention])
         torch.nn.attention.sdpa_kernel([backend, torch.nn.attention.SDPBackend.MATH], set_priority=True).__enter__()

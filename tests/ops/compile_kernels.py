@@ -119,7 +119,7 @@ def main() -> None:
 
 def attend() -> None:
     types = dict.fromkeys(("qkv_", "mixed_", "d_mixed_", "d_qkv_"), "*bf16")
-    types |= {**dict.fromkeys(("sums_", "dots_", "cos_", "sin_"), "*fp32"), "length": "i32", "scale": "fp32"}
+    types |= {**dict.fromkeys(("sums_", "dots_", "cos_", "sin_"), "*fp32"), "length": "i32"}
     common = {"HEADS": 9, "KV_HEADS": 3, "WIDTH": 64}
     turning = {"qkv_": "*bf16", "cos_": "*fp32", "sin_": "*fp32", "length": "i32", "count": "i32"}
     build(attention._turn, turning, {**common, "BLOCK": attention.TURNED}, attention.TURNING_WARPS)
@@ -129,7 +129,7 @@ def attend() -> None:
         (attention._mix_backward_keys, attention.KEYS),
     ):
         for even in (False, True):
-            constants = {**common, "QUERIES": shape.queries, "KEYS": shape.keys, "EVEN": even}
+            constants = {**common, "SCALE": 0.125, "QUERIES": shape.queries, "KEYS": shape.keys, "EVEN": even}
             known = {name: kind for name, kind in types.items() if name in kernel.arg_names}
             build(kernel, known, constants, shape.warps)
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from scdd.models import attention
 from scdd.models.attention import LayerCache, attend, fused, fuses, rotate, turned_in_place
 from scdd.models.options import FREQUENCIES, MLP_RATIO
 from scdd.ops.common import HAS_TRITON
@@ -96,7 +97,7 @@ def gated(layer: nn.Module, x: Tensor, gate: Tensor) -> Tensor:
 def gelu_of(layer: nn.Module, x: Tensor) -> Tensor:
     """gelu(layer(x)), the tanh one. On a GPU it is part of the matrix product, where the library has it, or one kernel with the
     bias, each way, while training."""
-    if type(layer) is Linear and x.is_cuda and HAS_TRITON and torch.is_grad_enabled():
+    if attention.FUSED and type(layer) is Linear and x.is_cuda and HAS_TRITON and torch.is_grad_enabled():
         from scdd.ops.gelu import bias_gelu
 
         return bias_gelu(F.linear(x, layer.weight), layer.bias)

@@ -41,12 +41,8 @@ class BatchSlice:
 
     def keyed(self, use: str, device: torch.device | str) -> CounterRNG:
         """A stream of numbers for each row."""
-        return CounterRNG(*self.streams(use, device))
-
-    def streams(self, use: str, device: torch.device | str) -> tuple[int, Tensor]:
-        """What `keyed` is made of: the seed, which is the same in every step, and the rows' numbers."""
         rows = torch.arange(self.count, device=device) + (self.step * self.total + self.first)
-        return derive_seed(self.seed, use), rows
+        return CounterRNG(derive_seed(self.seed, use), rows, device)
 
     def shared(self, use: str) -> float:
         """A number in [0, 1) that all rows of the global batch share."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from scdd.core import ElboCoefficients, Levels, UserError
 from scdd.core.denoiser import Denoiser
 from scdd.core.options import component
-from scdd.core.rng import CounterRNG, uniforms
+from scdd.core.rng import uniforms
 from scdd.core.types import Learnt
 from scdd.objectives.base import BatchSlice, Loss, Objective, Reduce, counted, positions_of, shown
 from scdd.objectives.options import DENSITIES, ElboOptions
@@ -100,9 +100,11 @@ class DiffusionObjective(Objective):
     ) -> Loss:
         weighting = self.options.weighting if learning else "elbo"
         prepare = self._compiled if self._compiled is not None and tokens.is_cuda else self._noised
+        source = part.keyed("corrupt", tokens.device)
+        numbers = uniforms(tokens.shape, source), self.process.noise_numbers(tokens.shape, source)
         positions = positions_of(part, tokens.shape[1], learnt)
         real = counted(tokens, documents, learnt)
-        z_t, rows = prepare(tokens, real, times, part.streams("corrupt", tokens.device), positions, weighting)
+        z_t, rows = prepare(tokens, real, times, numbers, positions, weighting)
         # Given tokens have rows of their noised state too, of weight 0 as padding has: no coefficient is out of its range.
         seen = shown(z_t, tokens, learnt)
         hidden = network.hidden(seen, times.t, documents)
@@ -141,16 +143,11 @@ class DiffusionObjective(Objective):
         tokens: Tensor,
         real: Tensor,
         times: Times,
-        streams: tuple[int, Tensor],
+        numbers: tuple[Tensor, Tensor],
         positions: int | Tensor,
         weighting: str,
     ) -> tuple[Tensor, ElboCoefficients]:
-        """(z_t, rows scaled to the mean over `positions` and flattened); `real` is 1 at tokens that count, 0 elsewhere.
-
-        The random numbers of `streams` are made here, too: they are hashes, some eighty kernels unless compiled.
-        """
-        source = CounterRNG(*streams)
-        numbers = uniforms(tokens.shape, source), self.process.noise_numbers(tokens.shape, source)
+        """(z_t, rows scaled to the mean over `positions` and flattened); `real` is 1 at tokens that count, 0 elsewhere."""
         t = times.t if times.noise_alone is None else self._levels(times.t, times.noise_alone)
         z_t = self.process.corrupt_by(tokens, t, *numbers)
         if weighting == "elbo":

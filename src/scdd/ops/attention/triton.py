@@ -33,8 +33,8 @@ class Shape(NamedTuple):
 
 
 FORWARD = Shape(64, 64, 4, 3)
-QUERIES = Shape(64, 64, 4, 2)  # the backward kernel that has the queries' gradients
-KEYS = Shape(64, 64, 4, 2)  # and the one that has the keys' and values'
+QUERIES = Shape(64, 64, 4, 3)  # the backward kernel that has the queries' gradients
+KEYS = Shape(32, 64, 4, 3)  # and the one that has the keys' and values'
 TURNED = 64  # heads of tokens that a program turns
 TURNING_WARPS = 4
 
@@ -69,8 +69,8 @@ def _forward(
     sums = torch.empty(batch, heads, length, dtype=torch.float32, device=x.device)
     shape = FORWARD
     _traceable(_mix)[(triton.cdiv(length, shape.queries), batch * heads)](
-        qkv, mixed, sums, length, width**-0.5,
-        HEADS=heads, KV_HEADS=kv_heads, WIDTH=width, QUERIES=shape.queries, KEYS=shape.keys,
+        qkv, mixed, sums, length,
+        HEADS=heads, KV_HEADS=kv_heads, WIDTH=width, SCALE=width**-0.5, QUERIES=shape.queries, KEYS=shape.keys,
         EVEN=length % max(shape.queries, shape.keys) == 0, num_warps=shape.warps, num_stages=shape.stages,
     )  # fmt: skip
     return mixed, qkv, sums
@@ -85,16 +85,16 @@ def _backward(
     d_mixed, cos, sin = d_mixed.contiguous(), cos.contiguous(), sin.contiguous()
     width = qkv.shape[-1] // (heads + 2 * kv_heads)
     d_qkv, dots = torch.empty_like(qkv), torch.empty_like(sums)
-    common = {"HEADS": heads, "KV_HEADS": kv_heads, "WIDTH": width}
+    common = {"HEADS": heads, "KV_HEADS": kv_heads, "WIDTH": width, "SCALE": width**-0.5}
     shape = QUERIES
     _traceable(_mix_backward_queries)[(triton.cdiv(length, shape.queries), batch * heads)](
-        qkv, mixed, d_mixed, sums, dots, d_qkv, cos, sin, length, width**-0.5,
+        qkv, mixed, d_mixed, sums, dots, d_qkv, cos, sin, length,
         QUERIES=shape.queries, KEYS=shape.keys, EVEN=length % max(shape.queries, shape.keys) == 0,
         num_warps=shape.warps, num_stages=shape.stages, **common,
     )  # fmt: skip
     shape = KEYS
     _traceable(_mix_backward_keys)[(triton.cdiv(length, shape.keys), batch * kv_heads)](
-        qkv, d_mixed, sums, dots, d_qkv, cos, sin, length, width**-0.5,
+        qkv, d_mixed, sums, dots, d_qkv, cos, sin, length,
         QUERIES=shape.queries, KEYS=shape.keys, EVEN=length % max(shape.queries, shape.keys) == 0,
         num_warps=shape.warps, num_stages=shape.stages, **common,
     )  # fmt: skip
@@ -156,11 +156,14 @@ def _tile(base, row: tl.constexpr, start, length, COUNT: tl.constexpr, WIDTH: tl
 
 @triton.jit
 def _mix(
-    qkv_, mixed_, sums_, length, scale,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
-    EVEN: tl.constexpr,
+    qkv_, mixed_, sums_, length,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, SCALE: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """One block of a head's queries: their softmax over all keys, in base 2, and the values it weighs."""
+    """One block of a head's queries: their softmax over all keys, in base 2, and the values it weighs.
+
+    SCALE is a constant since a compiled network hands numbers over in float64, and all that follows would be so.
+    """
     ROW: tl.constexpr = (HEADS + 2 * KV_HEADS) * WIDTH
     start = tl.program_id(0) * QUERIES
     number = tl.program_id(1)
@@ -169,7 +172,7 @@ def _mix(
     base = qkv_ + batch.to(tl.int64) * length * ROW
     keys = base + (HEADS + head // (HEADS // KV_HEADS)) * WIDTH
     q = _tile(base + head * WIDTH, ROW, start, length, QUERIES, WIDTH, EVEN)
-    factor = scale * LOG2E
+    factor = SCALE * LOG2E
     best = tl.full((QUERIES,), -1e30, tl.float32)
     total = tl.zeros((QUERIES,), tl.float32)
     mixed = tl.zeros((QUERIES, WIDTH), tl.float32)
@@ -194,9 +197,9 @@ def _mix(
 
 @triton.jit
 def _mix_backward_queries(
-    qkv_, mixed_, d_mixed_, sums_, dots_, d_qkv_, cos_, sin_, length, scale,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
-    EVEN: tl.constexpr,
+    qkv_, mixed_, d_mixed_, sums_, dots_, d_qkv_, cos_, sin_, length,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, SCALE: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """The gradient of one block of a head's queries; and, for the keys' kernel, each position's result · its gradient."""
     ROW: tl.constexpr = (HEADS + 2 * KV_HEADS) * WIDTH
@@ -215,7 +218,7 @@ def _mix_backward_queries(
     dots = tl.sum(mixed.to(tl.float32) * d_mixed.to(tl.float32), 1)
     tl.store(dots_ + number.to(tl.int64) * length + m, dots, mask=inside)
     sums = tl.load(sums_ + number.to(tl.int64) * length + m, mask=inside, other=float("inf"))
-    factor = scale * LOG2E
+    factor = SCALE * LOG2E
     d_q = tl.zeros((QUERIES, WIDTH), tl.float32)
     for first in tl.range(0, length, KEYS):
         # Keys beyond the end are zero, and so is what they add.
@@ -225,14 +228,14 @@ def _mix_backward_queries(
         d_scores = p * (tl.dot(d_mixed, tl.trans(v)) - dots[:, None])
         d_q = tl.dot(d_scores.to(k.dtype), k, d_q)
     at = d_qkv_ + batch.to(tl.int64) * length * ROW + m[:, None] * ROW + head * WIDTH
-    _store_turned_back(at, d_q * scale, cos_, sin_, m, length, QUERIES, WIDTH)
+    _store_turned_back(at, d_q * SCALE, cos_, sin_, m, length, QUERIES, WIDTH)
 
 
 @triton.jit
 def _mix_backward_keys(
-    qkv_, d_mixed_, sums_, dots_, d_qkv_, cos_, sin_, length, scale,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
-    EVEN: tl.constexpr,
+    qkv_, d_mixed_, sums_, dots_, d_qkv_, cos_, sin_, length,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, SCALE: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """The gradients of one block of a head's keys and values, over all queries of all heads that it serves."""
     ROW: tl.constexpr = (HEADS + 2 * KV_HEADS) * WIDTH
@@ -244,7 +247,7 @@ def _mix_backward_keys(
     there = d_mixed_ + batch.to(tl.int64) * length * (HEADS * WIDTH)
     k = _tile(base + (HEADS + head) * WIDTH, ROW, start, length, KEYS, WIDTH, EVEN)
     v = _tile(base + (HEADS + KV_HEADS + head) * WIDTH, ROW, start, length, KEYS, WIDTH, EVEN)
-    factor = scale * LOG2E
+    factor = SCALE * LOG2E
     d_k = tl.zeros((KEYS, WIDTH), tl.float32)
     d_v = tl.zeros((KEYS, WIDTH), tl.float32)
     blocks = tl.cdiv(length, QUERIES)
@@ -264,7 +267,7 @@ def _mix_backward_keys(
         d_k = tl.dot(d_scores.to(q.dtype), q, d_k)
     n = start + tl.arange(0, KEYS)
     at = d_qkv_ + batch.to(tl.int64) * length * ROW + n[:, None] * ROW + (HEADS + head) * WIDTH
-    _store_turned_back(at, d_k * scale, cos_, sin_, n, length, KEYS, WIDTH)
+    _store_turned_back(at, d_k * SCALE, cos_, sin_, n, length, KEYS, WIDTH)
     at += KV_HEADS * WIDTH + tl.arange(0, WIDTH)[None, :]
     tl.store(at, d_v.to(d_qkv_.dtype.element_ty), mask=(n < length)[:, None])
 

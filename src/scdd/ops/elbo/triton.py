@@ -16,7 +16,7 @@ from torch import Tensor
 from scdd.core import ElboCoefficients, Head
 from scdd.ops.triton_rows import LN2, LOG2E, inverse_, load_scores, log_mixture_, sigmoid_, softplus_
 
-BLOCK = 4096  # columns of one load, of which there are two at a time: eight a thread, 16 bytes of bfloat16
+BLOCK = 2048  # columns of one load, of which there are two at a time: four a thread
 WARPS = 16  # two programs on a multiprocessor
 LANES = tl.constexpr(8)  # columns that share a running maximum: those of a thread
 MOST_LOG_R = tl.constexpr(43.0)  # of a pair, the product r²·p_a·p_b ≤ r²/4 fits in float32

@@ -18,7 +18,7 @@ from scdd.ops.common import Filters
 from scdd.ops.head.triton_passes import SHARE, best_and_total, weight_from, weights_above, weights_around
 from scdd.ops.triton_rows import LN2
 
-BLOCK = 1024
+BLOCK = 2048
 WARPS = 4
 SAMPLED = 4096  # columns from which on a sample of them is worth a guess
 NEAR = tl.constexpr(0.03)  # the least step around a guess, in log2 of the weight

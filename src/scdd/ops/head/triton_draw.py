@@ -13,7 +13,7 @@ from scdd.ops.head.triton import filter_arguments, threshold_and_total
 from scdd.ops.triton_rows import LN2, load_scores
 
 BLOCK = 4096
-WARPS = 16  # few rows move in a step: each has a multiprocessor for itself
+WARPS = 8
 
 
 def row_draw(
