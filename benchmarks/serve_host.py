@@ -4,6 +4,7 @@
     python benchmarks/serve_host.py --replayed                  # a CPU does as a GPU: captured steps, and a replay that does nothing
     python benchmarks/serve_host.py --device cuda --profile
     python benchmarks/serve_host.py --replayed --http 16        # behind HTTP, for so many clients
+    python benchmarks/serve_host.py --replayed --http 64 --device-ms 3 --switch-ms 0.5
 
 Rows come and go at the pace of real ones: of 64 texts of 32 steps, two end and two join in every turn. Seconds are the thread's own, so
 what else the machine does hardly matters. "rows" is `RowBatch` (its steps compute on a CPU, and launch on a GPU), "server" all the rest: taking
@@ -67,10 +68,13 @@ class Constant(torch.nn.Module):
 
 
 class Nothing:
-    """A replay that computes nothing."""
+    """A replay that computes nothing, and takes its time as a device does, without the interpreter."""
+
+    seconds = 0.0
 
     def replay(self) -> None:
-        pass
+        if self.seconds:
+            time.sleep(self.seconds)
 
 
 def captured(run: Callable[[], None]) -> Replay:
@@ -97,11 +101,15 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--turns", type=int, default=100)
     parser.add_argument("--replayed", action="store_true", help="as on a GPU, with nothing computed")
+    parser.add_argument("--device-ms", type=float, default=0.0, help="that a replayed step takes")
+    parser.add_argument("--switch-ms", type=float, help="after which a thread lets another have the interpreter")
     parser.add_argument("--http", type=int, help="clients of a server in this process")
     parser.add_argument("--requests", type=int, default=512, help="that they send")
     parser.add_argument("--profile", action="store_true", help="where the time goes")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    Nothing.seconds = args.device_ms / 1e3
+    sys.setswitchinterval(args.switch_ms / 1e3 if args.switch_ms else sys.getswitchinterval())
     with tempfile.TemporaryDirectory() as folder:
         lm = load(random_model(Path(folder) / "random", "nano", 1024, args.length), device=args.device)
     lm.network = Constant(lm.network)  # type: ignore[assignment]

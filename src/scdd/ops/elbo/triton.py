@@ -18,7 +18,7 @@ from scdd.ops.triton_rows import LN2, LOG2E, inverse_, load_scores, log_mixture_
 
 BLOCK = 2048  # columns of one load, of which there are two at a time: four a thread
 WARPS = 16  # two programs on a multiprocessor
-LANES = tl.constexpr(8)  # columns that share a running maximum: those of a thread
+LANES = tl.constexpr(8)  # neighbouring columns that share a running maximum and their sums: those of two threads
 MOST_LOG_R = tl.constexpr(43.0)  # of a pair, the product r²·p_a·p_b ≤ r²/4 fits in float32
 
 
@@ -158,7 +158,7 @@ def _log_sum_exp2(
     base, z, input_bias, COLUMNS: tl.constexpr, HAS_INPUT_BIAS: tl.constexpr, BLOCK: tl.constexpr,
     FULL: tl.constexpr, TAIL: tl.constexpr,
 ):  # fmt: skip
-    """log2 Σ e^score: each thread keeps its own running best, so no reduction across threads inside the loop."""
+    """log2 Σ e^score: neighbours keep a running best of their own, so nothing is reduced over the program inside the loop."""
     best = tl.full((BLOCK // LANES,), -1e30, tl.float32)
     total = tl.zeros((BLOCK // LANES,), tl.float32)
     for offset in tl.range(0, FULL, 2 * BLOCK):
@@ -237,7 +237,7 @@ def _with_pair(product, exponent, lost, sums, first, second, shift):
 
 @triton.jit
 def _threads(v):
-    """The sum of each thread's columns: registers that one number a thread needs are a program more at a time."""
+    """The sum of neighbouring columns: the registers that fewer numbers spare are a program more at a time."""
     return tl.sum(tl.reshape(v, (v.shape[0] // LANES, LANES)), 1)
 
 
