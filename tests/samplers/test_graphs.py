@@ -173,6 +173,22 @@ def test_tables_make_room_for_other_walks(monkeypatch: pytest.MonkeyPatch) -> No
     assert {shape.now.tables[0].shape[0] for shape in with_graphs.graphs._shapes.values()} > {16}  # type: ignore[union-attr]
 
 
+def test_rows_that_move_in_find_room_between_the_walks_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables with room for all steps of the rows that are here, but not in one piece: walks lie where they lay before."""
+    monkeypatch.setattr("scdd.samplers.graphs.STEPS", 32)
+    plain = model(NOISY)
+    first, *_ = asked(Ancestral(), "ancestral", rows_per_forward=4)
+    walks = [(0, 9), (0, 3), (0, 11), (4, 12)]  # when the last comes, the second has gone: 3 and 9 are free, and 12 are wanted
+    many = [
+        replace(first, joins=joins, sample=i, plan=replace(first.plan, times=grid("uniform", steps)))
+        for i, (joins, steps) in enumerate(walks)
+    ]
+    wanted = together(plain, many, width=16)
+    with_graphs = replace(plain, graphs=StepGraphs(Rerun()))
+    assert together(with_graphs, many, width=16) == wanted
+    assert {shape.now.tables[0].shape[0] for shape in with_graphs.graphs._shapes.values()} == {32}  # type: ignore[union-attr]
+
+
 def test_batches_that_share_a_shape_join_and_leave_in_turn() -> None:
     """Each takes its rows along when the other comes, those that have not taken a step included."""
     plain = model(NOISY)

@@ -60,6 +60,11 @@ class Walks:
         """All rows have gone."""
         self._users.clear()
 
+    def forget(self) -> None:
+        """Nobody is here, and no steps are: the next walks lie side by side, so that all of them fit if their sum does."""
+        self._users.clear()
+        self._at.clear()
+
     def _room(self, length: int) -> int | None:
         """The first gap that is long enough."""
         end = 0
@@ -174,6 +179,7 @@ class Shape:
     def take(self, batch: RowBatch) -> None:
         """A batch's rows move in, into the first places; nobody is in the rest, where nothing moves."""
         self.give_back()
+        self.walks.forget()
         now, fixed, rows = batch.present, self.now, len(batch.rows)
         self._free = list(range(rows, self.capacity))
         self._left.difference_update(range(rows))
