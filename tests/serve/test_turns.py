@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from copy import copy
@@ -291,6 +292,35 @@ def test_a_lone_job_is_told_what_its_gpu_tells_late(lm: LM, monkeypatch: pytest.
     assert taken(job.future, turns) == 2
     assert str(job.future.exception()) == "an illegal memory access"
     assert turns.idle
+
+
+def test_no_other_worker_comes_between_a_step_and_the_look_at_it(lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would take over the tensors that the rows are in: the answers would be those of its own requests."""
+    service = replayed(lm, workers=2)
+    bodies = [{"length": 20, "steps": 4, "seed": seed} for seed in range(2)]
+    wanted = [plain(begin_alone(lm, body)) for body in bodies]
+    one, other = service.scheduler._turns
+    other.batches.ahead = True
+    jobs = [begin(turns, service.generate(ask.Generate(**body))) for turns, body in zip((one, other), bodies, strict=True)]
+    came, looked = list[threading.Thread](), Sight.begin
+
+    def interrupted(self: Sight, wanted: bool = True) -> None:
+        if threading.current_thread() is threading.main_thread():
+            came.append(threading.Thread(target=other.turn, daemon=True))
+            came[-1].start()
+            came[-1].join(0.2)
+        looked(self, wanted)
+
+    monkeypatch.setattr(Sight, "begin", interrupted)
+    while not one.idle:
+        one.turn()
+        for thread in came:
+            thread.join(20)
+    monkeypatch.undo()
+    while not other.idle:
+        other.turn()
+    assert [plain(job.future.result()) for job in jobs] == wanted
+    assert len(came) == 4
 
 
 def begin_alone(lm: LM, body: dict[str, Any]) -> Any:

@@ -174,8 +174,9 @@ class Batches:
         self.meters.batch_jobs.observe(len({id(entry.ask.job) for entry in live.entries}))
         entries = live.entries
         try:
-            sight, held = launch(live.batch), live.batch.room.held
-            look = self._left(live, sight)
+            with live.batch.undisturbed():  # until what it shows is copied: workers' batches may share tensors
+                sight, held = launch(live.batch), live.batch.room.held
+                look = self._left(live, sight)
         except Exception as error:
             self._failed(live, error)
             return None
