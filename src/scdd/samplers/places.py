@@ -44,9 +44,9 @@ class Walks:
                 start = self._room(len(walk))
             if start is None:
                 return None
-            self._at[walk.key] = start, len(walk)
             for table, steps in zip(self._tables, walk.table(), strict=True):
                 send(steps, table[start : start + len(walk)])
+            self._at[walk.key] = start, len(walk)
         self._users[walk.key] = self._users.get(walk.key, 0) + 1
         return self._at[walk.key][0]
 
