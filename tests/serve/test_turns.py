@@ -303,7 +303,9 @@ def test_no_other_worker_comes_between_a_step_and_the_look_at_it(lm: LM, monkeyp
     wanted = [plain(begin_alone(lm, body)) for body in bodies]
     one, other = service.scheduler._turns
     other.batches.ahead = True
-    jobs = [begin(turns, service.generate(ask.Generate(**body))) for turns, body in zip((one, other), bodies, strict=True)]
+    jobs = [
+        begin(turns, service.generate(ask.Generate(**body))) for turns, body in zip((one, other), bodies, strict=True)
+    ]
     came, looked = list[threading.Thread](), Sight.begin
 
     def interrupted(self: Sight, wanted: bool = True) -> None:
@@ -326,7 +328,9 @@ def test_no_other_worker_comes_between_a_step_and_the_look_at_it(lm: LM, monkeyp
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_texts_that_cannot_be_told_are_the_mistake_of_one_job(lm: LM, monkeypatch: pytest.MonkeyPatch, ahead: bool) -> None:
+def test_texts_that_cannot_be_told_are_the_mistake_of_one_job(
+    lm: LM, monkeypatch: pytest.MonkeyPatch, ahead: bool
+) -> None:
     service = replayed(lm) if ahead else made(lm)
     turns, whole = turns_of(service), batches.sample_of
 
