@@ -31,7 +31,7 @@ from scdd.samplers.loop import Frame, RowBatch, Seen, TokenRows, sample_loop
 from scdd.samplers.options import SamplingOptions
 from scdd.samplers.plan import SamplingPlan
 
-from .test_row_batch import CASES, NOISY, VOCAB, Patient, Told, asked, fits, model, together, walked
+from .test_row_batch import CASES, NOISY, VOCAB, Patient, Told, alone, asked, fits, model, together, walked
 
 FINALS = ("ancestral", "masks-only", "greedy")
 
@@ -171,6 +171,58 @@ def test_tables_make_room_for_other_walks(monkeypatch: pytest.MonkeyPatch) -> No
     for _ in range(2):
         assert together(with_graphs, many, width=16) == wanted
     assert {shape.now.tables[0].shape[0] for shape in with_graphs.graphs._shapes.values()} > {16}  # type: ignore[union-attr]
+
+
+def test_rows_that_move_in_find_room_between_the_walks_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables with room for all steps of the rows that are here, but not in one piece: walks lie where they lay before."""
+    monkeypatch.setattr("scdd.samplers.graphs.STEPS", 32)
+    plain = model(NOISY)
+    first, *_ = asked(Ancestral(), "ancestral", rows_per_forward=4)
+    walks = [
+        (0, 9),
+        (0, 3),
+        (0, 11),
+        (4, 12),
+    ]  # when the last comes, the second has gone: 3 and 9 are free, and 12 are wanted
+    many = [
+        replace(first, joins=joins, sample=i, plan=replace(first.plan, times=grid("uniform", steps)))
+        for i, (joins, steps) in enumerate(walks)
+    ]
+    wanted = together(plain, many, width=16)
+    with_graphs = replace(plain, graphs=StepGraphs(Rerun()))
+    assert together(with_graphs, many, width=16) == wanted
+    assert {shape.now.tables[0].shape[0] for shape in with_graphs.graphs._shapes.values()} == {32}  # type: ignore[union-attr]
+
+
+def test_rows_that_could_not_join_are_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Something fails while the second of three is written down, or while the steps of a walk are sent: the batch is as it was."""
+    plain = model(NOISY)
+    m = replace(plain, graphs=StepGraphs(Rerun()))
+    first, _, other, *_ = asked(Ancestral(), "ancestral", rows_per_forward=8)  # of five steps, and of four
+    batch, three = RowBatch(m, first.plan, 16), TokenRows(torch.full((3, 9), VOCAB.mask_id))
+    batch.add(first.rows, first.rng)
+    batch.step()
+    whole, calls = places.Shape.join, iter([True, False])
+
+    def join(self: Any, row: Any, values: Any) -> bool:
+        return whole(self, row, values if next(calls, True) else {**values, "tokens": values["tokens"][:3]})
+
+    with monkeypatch.context() as broken:
+        broken.setattr(places.Shape, "join", join)
+        with pytest.raises(ValueError, match="broadcast"):
+            batch.add(three, CounterRNG(0, range(3)), first.plan)
+    batch.step()
+    with monkeypatch.context() as broken:
+        broken.setattr(places, "send", lambda here, there: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            batch.add(three, CounterRNG(0, range(3)), other.plan)
+    batch.add(other.rows, other.rng, other.plan)
+    for _ in range(3):
+        seen = batch.step()
+    assert [row.taken for row in batch.rows] == [5, 3]
+    assert len(batch.place._free) == batch.place.capacity - 2
+    for row, ask, taken in ((0, first, 5), (1, other, 3)):
+        assert seen.tokens[row, : len(ask.z)].tolist() == alone(plain, ask)[taken - 1][4]
 
 
 def test_batches_that_share_a_shape_join_and_leave_in_turn() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from copy import copy
@@ -15,10 +16,12 @@ import torch
 from scdd.lm.model import LM
 from scdd.lm.run import Engine
 from scdd.samplers.graphs import Replay, StepGraphs
+from scdd.samplers.loop import RowBatch
 from scdd.samplers.sight import Sight
 
 pytest.importorskip("fastapi", reason="needs fastapi: pip install -e '.[serve]'")
 
+from scdd.serve import batches
 from scdd.serve import requests as ask
 from scdd.serve.jobs import Abandoned, Job, Seen
 from scdd.serve.limits import Limits
@@ -290,6 +293,75 @@ def test_a_lone_job_is_told_what_its_gpu_tells_late(lm: LM, monkeypatch: pytest.
     job = begin(turns, service.generate(ask.Generate(length=20, steps=5, num=2)))
     assert taken(job.future, turns) == 2
     assert str(job.future.exception()) == "an illegal memory access"
+    assert turns.idle
+
+
+def test_no_other_worker_comes_between_a_step_and_the_look_at_it(lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would take over the tensors that the rows are in: the answers would be those of its own requests."""
+    service = replayed(lm, workers=2)
+    bodies = [{"length": 20, "steps": 4, "seed": seed} for seed in range(2)]
+    wanted = [plain(begin_alone(lm, body)) for body in bodies]
+    one, other = service.scheduler._turns
+    other.batches.ahead = True
+    jobs = [
+        begin(turns, service.generate(ask.Generate(**body))) for turns, body in zip((one, other), bodies, strict=True)
+    ]
+    came, looked = list[threading.Thread](), Sight.begin
+
+    def interrupted(self: Sight, wanted: bool = True) -> None:
+        if threading.current_thread() is threading.main_thread():
+            came.append(threading.Thread(target=other.turn, daemon=True))
+            came[-1].start()
+            came[-1].join(0.2)
+        looked(self, wanted)
+
+    monkeypatch.setattr(Sight, "begin", interrupted)
+    while not one.idle:
+        one.turn()
+        for thread in came:
+            thread.join(20)
+    monkeypatch.undo()
+    while not other.idle:
+        other.turn()
+    assert [plain(job.future.result()) for job in jobs] == wanted
+    assert len(came) == 4
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_texts_that_cannot_be_told_are_the_mistake_of_one_job(
+    lm: LM, monkeypatch: pytest.MonkeyPatch, ahead: bool
+) -> None:
+    service = replayed(lm) if ahead else made(lm)
+    turns, whole = turns_of(service), batches.sample_of
+
+    def told(engine: Engine, plan: Any, text: Any) -> Any:
+        if plan.seed == 1:
+            raise ValueError("no such token")
+        return whole(engine, plan, text)
+
+    monkeypatch.setattr(batches, "sample_of", told)
+    jobs = [begin(turns, service.generate(ask.Generate(length=20, steps=4 + seed, seed=seed))) for seed in range(3)]
+    while not turns.idle:
+        turns.turn()
+    assert str(jobs[1].future.exception()) == "no such token"
+    assert [job.future.result()[0].seed for job in (jobs[0], jobs[2])] == [0, 2]
+    assert turns.batches.room == 12
+
+
+def test_a_batch_that_another_s_mistake_has_emptied_takes_no_step(lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts of several lengths, of which the first batch's step fails: the others are of the same job, and gone."""
+    service = made(lm)
+    turns, steps = turns_of(service), list[int]()
+
+    def failing(batch: RowBatch) -> Sight:
+        steps.append(len(batch.rows))
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(batches, "launch", failing)
+    job = begin(turns, service.infill(ask.Infill(text="The [MASK:2-4] dog", steps=4, seed=1)))
+    turns.turn()
+    assert str(job.future.exception()) == "out of memory"
+    assert len(steps) == 1
     assert turns.idle
 
 

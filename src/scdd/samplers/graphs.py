@@ -127,7 +127,11 @@ class StepGraphs:
             if shape.capacity == batch.room.rows:
                 mask_id = batch.model.denoiser.vocab.mask_id
                 values = beginnings(rows, rng, sampler, shape.columns, mask_id)
-                joined = [row for row, each in zip(new, values, strict=True) if shape.join(row, each)]
+                try:
+                    joined = [row for row, each in zip(new, values, strict=True) if shape.join(row, each)]
+                except BaseException:
+                    shape.give_back()  # else some would walk on that nobody knows, and beyond the end of their steps
+                    raise
                 if len(joined) == len(new):
                     return True
                 shape.leave(joined)

@@ -234,7 +234,7 @@ class RowBatch:
         kept = [i for i, row in enumerate(self.rows) if id(row) not in gone]
         if len(kept) == len(self.rows):
             return
-        with self._kept():
+        with self.undisturbed():
             now = None if self.place is not None and self.width is not None else self.present
             left, self.rows = [row for row in self.rows if id(row) in gone], [self.rows[i] for i in kept]
             self.room.leave(len(self.rows))
@@ -261,7 +261,7 @@ class RowBatch:
             raise ValueError("a row is at its walk's end: remove it") from None
         phases = phases_of(self.plan, present)
         graphs = self.model.graphs if self._captured else None
-        with self._kept():
+        with self.undisturbed():
             if self.room.made_do(len(self.rows)) and self._own is not None:
                 lengths = [row.length for row in self.rows]
                 self._own = replace(self._own, groups=self._grouped(self._own.state, lengths))
@@ -290,9 +290,14 @@ class RowBatch:
     @property
     def seen(self) -> Seen:
         """The rows as they stand, nothing having moved."""
-        with self._kept():
+        with self.undisturbed():
             state = self.present.state
             return shown(state, torch.zeros_like(state.tokens, dtype=torch.int8))
+
+    def undisturbed(self) -> AbstractContextManager[object]:
+        """While it lasts, no batch of another thread takes over the tensors that the rows are in, if they are in a graph's."""
+        graphs = self.model.graphs if self._captured else None
+        return nullcontext() if graphs is None else graphs.lock
 
     def move_into(self, shape: Any) -> None:
         """The rows are in its tensors from now on."""
@@ -303,11 +308,6 @@ class RowBatch:
         self.place = None
         if rows is not None:
             self._arrange(*rows)
-
-    def _kept(self) -> AbstractContextManager[object]:
-        """While it lasts, no batch of another thread takes over the tensors that the rows are in, if they are in a graph's."""
-        graphs = self.model.graphs if self._captured else None
-        return nullcontext() if graphs is None else graphs.lock
 
     def _step(self, phases: Sequence[int]) -> Seen:
         now = self.present

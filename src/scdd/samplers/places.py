@@ -44,9 +44,9 @@ class Walks:
                 start = self._room(len(walk))
             if start is None:
                 return None
-            self._at[walk.key] = start, len(walk)
             for table, steps in zip(self._tables, walk.table(), strict=True):
                 send(steps, table[start : start + len(walk)])
+            self._at[walk.key] = start, len(walk)
         self._users[walk.key] = self._users.get(walk.key, 0) + 1
         return self._at[walk.key][0]
 
@@ -59,6 +59,11 @@ class Walks:
     def nobody(self) -> None:
         """All rows have gone."""
         self._users.clear()
+
+    def forget(self) -> None:
+        """Nobody is here, and no steps are: the next walks lie side by side, so that all of them fit if their sum does."""
+        self._users.clear()
+        self._at.clear()
 
     def _room(self, length: int) -> int | None:
         """The first gap that is long enough."""
@@ -174,6 +179,7 @@ class Shape:
     def take(self, batch: RowBatch) -> None:
         """A batch's rows move in, into the first places; nobody is in the rest, where nothing moves."""
         self.give_back()
+        self.walks.forget()
         now, fixed, rows = batch.present, self.now, len(batch.rows)
         self._free = list(range(rows, self.capacity))
         self._left.difference_update(range(rows))

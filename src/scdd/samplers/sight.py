@@ -100,6 +100,7 @@ def _flat(seen: Seen) -> Flat:
 
 
 def launch(batch: RowBatch) -> Sight:
-    """`RowBatch.step`, without waiting for it, unless rows may end early; what it shows is to be asked for before the next step."""
+    """`RowBatch.step`, without waiting for it, unless rows may end early; what it shows is to be asked for before the next step, and
+    where there are other threads within one `RowBatch.undisturbed`."""
     here = range(len(batch.rows))
     return batch.stepped(lambda graphs, phases: graphs.launch(batch, phases), lambda seen: Sight(here, seen))

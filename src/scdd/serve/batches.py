@@ -79,8 +79,8 @@ class Batches:
             self._end(job, Abandoned())
         self._admit()
         before, self._looks = self._looks, []
-        for live in [live for live in self._lives if live.entries]:
-            look = self._step(live)
+        for live in list(self._lives):
+            look = self._step(live) if live.entries else None  # a job that another step ended may have been all it had
             if look is not None and self.ahead and not live.batch.may_end:
                 self._looks.append(look)
             elif look is not None:
@@ -174,8 +174,9 @@ class Batches:
         self.meters.batch_jobs.observe(len({id(entry.ask.job) for entry in live.entries}))
         entries = live.entries
         try:
-            sight, held = launch(live.batch), live.batch.room.held
-            look = self._left(live, sight)
+            with live.batch.undisturbed():  # until what it shows is copied: workers' batches may share tensors
+                sight, held = launch(live.batch), live.batch.room.held
+                look = self._left(live, sight)
         except Exception as error:
             self._failed(live, error)
             return None
@@ -233,9 +234,13 @@ class Batches:
     def _complete(self, job: Job) -> None:
         run = job.run
         assert run is not None
+        try:
+            samples = tuple(sample_of(run.engine, run.plan, text) for text in run.texts)
+        except Exception as error:
+            self._end(job, error)
+            return
         self.jobs.remove(job)
         job.left = 0.0
-        samples = tuple(sample_of(run.engine, run.plan, text) for text in run.texts)
         for sample in samples:
             self.meters.tokens.inc(sample.unmasked)
             self.meters.corrections.inc(sample.corrections)

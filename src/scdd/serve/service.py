@@ -55,7 +55,8 @@ class Service:
         self.lm = lm.behind(lambda inner: cast(Denoiser, Guarded(inner, self.scheduler.before)))
         self._views = lru_cache(VIEWS)(self._view)
         self._plans: dict[object, SamplingPlan] = {}  # by what was asked for: most ask for the same
-        self._lock = threading.Lock()
+        # two: the event loop asks for plans, and must not wait for a process that another thread makes
+        self._viewing, self._planning = threading.Lock(), threading.Lock()
 
     def warm_up(self) -> None:
         """The usual text in a few steps, before anybody waits for one: kernels are chosen and, on a GPU, compiled for the
@@ -87,7 +88,7 @@ class Service:
             return self.lm
         if self.lm.engine.autoregressive:
             raise UserError("process: this model is autoregressive and has none; leave it out.")
-        with self._lock:  # one view for all who ask: only then do their texts walk together
+        with self._viewing:  # one view for all who ask: only then do their texts walk together
             return self._views(body.process)
 
     def _view(self, process: Any) -> LM:
@@ -136,7 +137,7 @@ class Service:
         if known is None:
             known = self._checked_plan(lm, chosen, run)
             if key is not None:
-                with self._lock:
+                with self._planning:
                     self._plans[key] = known
                     if len(self._plans) > PLANS:
                         del self._plans[next(iter(self._plans))]
