@@ -178,12 +178,8 @@ def test_rows_that_move_in_find_room_between_the_walks_of_others(monkeypatch: py
     monkeypatch.setattr("scdd.samplers.graphs.STEPS", 32)
     plain = model(NOISY)
     first, *_ = asked(Ancestral(), "ancestral", rows_per_forward=4)
-    walks = [
-        (0, 9),
-        (0, 3),
-        (0, 11),
-        (4, 12),
-    ]  # when the last comes, the second has gone: 3 and 9 are free, and 12 are wanted
+    # when the last comes, the second has gone: 3 and 9 are free, and 12 are wanted
+    walks = [(0, 9), (0, 3), (0, 11), (4, 12)]
     many = [
         replace(first, joins=joins, sample=i, plan=replace(first.plan, times=grid("uniform", steps)))
         for i, (joins, steps) in enumerate(walks)
