@@ -1,13 +1,20 @@
-"""What the row kernels share: loading a block of scores, and small functions that Triton's language lacks."""
+"""What the kernels share: how a compiler meets them, loading a block of scores, and small functions that Triton's language lacks."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
+from torch import library
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
-STAGES = tl.constexpr(3)  # blocks in flight: nothing in these loops waits for its own load
+
+
+def traceable(kernel: Any) -> Any:
+    """The compiler sees through it and launches the kernel itself; the interpreter's kernels are no such kernels."""
+    return library.wrap_triton(kernel) if isinstance(kernel, triton.runtime.JITFunction) else kernel
 
 
 @triton.jit
@@ -20,20 +27,6 @@ def load_scores(
     if HAS_INPUT_BIAS:
         score = tl.where(j == z, score + input_bias, score)
     return score
-
-
-@triton.jit
-def log_sum_exp2(base, z, input_bias, scale, COLUMNS: tl.constexpr, HAS_INPUT_BIAS: tl.constexpr, BLOCK: tl.constexpr):
-    """(Best score, log2 Σ 2^(scale·score)): each lane keeps its own running best, so no reduction inside the loop."""
-    best = tl.full((BLOCK,), -1e30, tl.float32)
-    total = tl.zeros((BLOCK,), tl.float32)
-    for offset in tl.range(0, COLUMNS, BLOCK, num_stages=STAGES):
-        score = load_scores(base, offset, z, input_bias, COLUMNS, HAS_INPUT_BIAS, BLOCK)
-        step = tl.exp2(-tl.abs(score - best) * scale)
-        total = tl.where(score > best, total * step + 1.0, total + step)
-        best = tl.maximum(best, score)
-    top = tl.max(best, 0)
-    return top, top * scale + tl.log2(tl.sum(total * tl.exp2((best - top) * scale), 0))
 
 
 @triton.jit

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor, library
 from torch.nn import functional as F
 
-from scdd.ops.triton_rows import LOG2E
+from scdd.ops.triton_rows import LOG2E, traceable
 
 if TYPE_CHECKING:
     from scdd.ops.attention import Heads
@@ -46,11 +46,6 @@ def mixed_values(x: Tensor, weight: Tensor, bias: Tensor | None, rotary: tuple[T
     return mixed
 
 
-def _traceable(kernel: Any) -> Any:
-    """The compiler sees through it and launches the kernel itself; the interpreter's kernels are no such kernels."""
-    return library.wrap_triton(kernel) if isinstance(kernel, triton.runtime.JITFunction) else kernel
-
-
 @library.triton_op("scdd::mixed_values", mutates_args=())
 def _forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, cos: Tensor, sin: Tensor, heads: int, kv_heads: int
@@ -61,14 +56,14 @@ def _forward(
     width = qkv.shape[-1] // (heads + 2 * kv_heads)
     turned = batch * length * (heads + kv_heads)
     cos, sin = cos.contiguous(), sin.contiguous()
-    _traceable(_turn)[(triton.cdiv(turned, TURNED),)](
+    traceable(_turn)[(triton.cdiv(turned, TURNED),)](
         qkv, cos, sin, length, turned,
         HEADS=heads, KV_HEADS=kv_heads, WIDTH=width, BLOCK=TURNED, num_warps=TURNING_WARPS,
     )  # fmt: skip
     mixed = x.new_empty(batch, length, heads * width)
     sums = torch.empty(batch, heads, length, dtype=torch.float32, device=x.device)
     shape = FORWARD
-    _traceable(_mix)[(triton.cdiv(length, shape.queries), batch * heads)](
+    traceable(_mix)[(triton.cdiv(length, shape.queries), batch * heads)](
         qkv, mixed, sums, length,
         HEADS=heads, KV_HEADS=kv_heads, WIDTH=width, SCALE=width**-0.5, QUERIES=shape.queries, KEYS=shape.keys,
         EVEN=length % max(shape.queries, shape.keys) == 0, num_warps=shape.warps, num_stages=shape.stages,
@@ -87,13 +82,13 @@ def _backward(
     d_qkv, dots = torch.empty_like(qkv), torch.empty_like(sums)
     common = {"HEADS": heads, "KV_HEADS": kv_heads, "WIDTH": width, "SCALE": width**-0.5}
     shape = QUERIES
-    _traceable(_mix_backward_queries)[(triton.cdiv(length, shape.queries), batch * heads)](
+    traceable(_mix_backward_queries)[(triton.cdiv(length, shape.queries), batch * heads)](
         qkv, mixed, d_mixed, sums, dots, d_qkv, cos, sin, length,
         QUERIES=shape.queries, KEYS=shape.keys, EVEN=length % max(shape.queries, shape.keys) == 0,
         num_warps=shape.warps, num_stages=shape.stages, **common,
     )  # fmt: skip
     shape = KEYS
-    _traceable(_mix_backward_keys)[(triton.cdiv(length, shape.keys), batch * kv_heads)](
+    traceable(_mix_backward_keys)[(triton.cdiv(length, shape.keys), batch * kv_heads)](
         qkv, d_mixed, sums, dots, d_qkv, cos, sin, length,
         QUERIES=shape.queries, KEYS=shape.keys, EVEN=length % max(shape.queries, shape.keys) == 0,
         num_warps=shape.warps, num_stages=shape.stages, **common,

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor, library
 
-from scdd.ops.triton_rows import LOG2E, inverse_
+from scdd.ops.triton_rows import LOG2E, inverse_, traceable
 
 BLOCK = 512  # columns of a program
 ROWS = 4  # at a time
@@ -27,11 +27,6 @@ def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
     return y
 
 
-def _traceable(kernel: Any) -> Any:
-    """The compiler sees through it and launches the kernel itself; the interpreter's kernels are no such kernels."""
-    return library.wrap_triton(kernel) if isinstance(kernel, triton.runtime.JITFunction) else kernel
-
-
 @library.triton_op("scdd::bias_gelu", mutates_args=())
 def _forward(x: Tensor, bias: Tensor) -> Tensor:
     x, bias = x.contiguous(), bias.contiguous()
@@ -39,7 +34,7 @@ def _forward(x: Tensor, bias: Tensor) -> Tensor:
     rows = x.numel() // width
     y = torch.empty_like(x)
     if rows:
-        _traceable(_gelu)[(triton.cdiv(rows, ROWS), triton.cdiv(width, BLOCK))](
+        traceable(_gelu)[(triton.cdiv(rows, ROWS), triton.cdiv(width, BLOCK))](
             x, bias, y, rows, WIDTH=width, ROWS=ROWS, BLOCK=BLOCK, num_warps=WARPS
         )  # fmt: skip
     return y
@@ -54,7 +49,7 @@ def _backward(x: Tensor, bias: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
     shares = max(1, PROGRAMS // blocks)
     d_x = torch.empty_like(x)
     d_bias = torch.empty(shares, width, dtype=torch.float32, device=x.device)
-    _traceable(_gelu_backward)[(shares, blocks)](
+    traceable(_gelu_backward)[(shares, blocks)](
         x, bias, d, d_x, d_bias, rows, EACH=-(-rows // (shares * ROWS)) * ROWS,
         WIDTH=width, ROWS=ROWS, BLOCK=BLOCK, num_warps=WARPS,
     )  # fmt: skip

@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor, library
 
+from scdd.ops.triton_rows import traceable
+
 EPSILON = 1e-5  # F.layer_norm's
 WARPS = 1  # a row's sums then stay within one warp
 SHARES = 2112  # programs of the backward pass, over all groups: 16 for each multiprocessor of an H200
@@ -23,11 +25,6 @@ def add_norm(x: Tensor, delta: Tensor, scale: Tensor, shift: Tensor) -> tuple[Te
     return torch.ops.scdd.add_norm(x, delta, scale, shift)
 
 
-def _traceable(kernel: Any) -> Any:
-    """The compiler sees through it and launches the kernel itself; the interpreter's kernels are no such kernels."""
-    return library.wrap_triton(kernel) if isinstance(kernel, triton.runtime.JITFunction) else kernel
-
-
 @library.triton_op("scdd::add_norm", mutates_args=())
 def _forward(x: Tensor, delta: Tensor, scale: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
     x, delta, scale, shift = x.contiguous(), delta.contiguous(), scale.contiguous(), shift.contiguous()
@@ -35,7 +32,7 @@ def _forward(x: Tensor, delta: Tensor, scale: Tensor, shift: Tensor) -> tuple[Te
     width = x.shape[-1]
     rows = x.numel() // width
     if rows:
-        _traceable(_rows_forward)[(rows,)](
+        traceable(_rows_forward)[(rows,)](
             x, delta, scale, shift, total, normal, rows // scale.shape[0],
             EPS=EPSILON, CENTRED=True, ADD=True, WIDTH=width, BLOCK=triton.next_power_of_2(width), num_warps=WARPS,
         )  # fmt: skip
@@ -51,7 +48,7 @@ def _backward(total: Tensor, scale: Tensor, d_total: Tensor, d_normal: Tensor) -
     d_x = torch.empty_like(total)
     d_scale = torch.empty(groups, shares, width, dtype=torch.float32, device=total.device)
     d_shift = torch.empty_like(d_scale)
-    _traceable(_rows_backward)[(groups * shares,)](
+    traceable(_rows_backward)[(groups * shares,)](
         total, scale, d_total, d_normal, d_x, d_scale, d_shift, rows // groups, shares,
         EACH=-(-(rows // groups) // shares), EPS=EPSILON, CENTRED=True,
         WIDTH=width, BLOCK=triton.next_power_of_2(width), num_warps=WARPS,
@@ -87,7 +84,7 @@ def _rms_forward(x: Tensor, delta: Tensor, scale: Tensor, eps: float) -> tuple[T
     width = x.shape[-1]
     rows = x.numel() // width
     if rows:
-        _traceable(_rows_forward)[(rows,)](
+        traceable(_rows_forward)[(rows,)](
             x, delta, scale, scale, total, normal, rows,
             EPS=eps, CENTRED=False, ADD=True, WIDTH=width, BLOCK=triton.next_power_of_2(width), num_warps=WARPS,
         )  # fmt: skip
@@ -101,7 +98,7 @@ def _rms_backward(total: Tensor, scale: Tensor, d_total: Tensor, d_normal: Tenso
     rows = total.numel() // width
     d_x = torch.empty_like(total)
     d_scale = torch.empty(SHARES, width, dtype=torch.float32, device=total.device)
-    _traceable(_rows_backward)[(SHARES,)](
+    traceable(_rows_backward)[(SHARES,)](
         total, scale, d_total, d_normal, d_x, d_scale, d_scale, rows, SHARES,
         EACH=-(-rows // SHARES), EPS=eps, CENTRED=False,
         WIDTH=width, BLOCK=triton.next_power_of_2(width), num_warps=WARPS,

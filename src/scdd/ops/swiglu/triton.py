@@ -10,6 +10,8 @@ import triton.language as tl
 from torch import Tensor, library
 from torch.nn import functional as F
 
+from scdd.ops.triton_rows import traceable
+
 BLOCK = 512  # columns of a program
 WARPS = 2  # eight columns a thread: 16 bytes of bfloat16, one load
 
@@ -20,11 +22,6 @@ def swiglu_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
     return product
 
 
-def _traceable(kernel: Any) -> Any:
-    """The compiler sees through it and launches the kernel itself; the interpreter's kernels are no such kernels."""
-    return library.wrap_triton(kernel) if isinstance(kernel, triton.runtime.JITFunction) else kernel
-
-
 @library.triton_op("scdd::swiglu_linear", mutates_args=())
 def _forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     x = x.contiguous()
@@ -32,7 +29,7 @@ def _forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     rows = x.numel() // (2 * width)
     product = x.new_empty(*x.shape[:-1], width)
     if rows:
-        _traceable(_product)[(rows, triton.cdiv(width, BLOCK))](
+        traceable(_product)[(rows, triton.cdiv(width, BLOCK))](
             x, product, WIDTH=width, BLOCK=BLOCK, num_warps=WARPS
         )  # fmt: skip
     return F.linear(product, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
@@ -46,7 +43,7 @@ def _backward(x: Tensor, d_product: Tensor) -> tuple[Tensor, Tensor]:
     rows = d_product.numel() // width
     d_x, product = torch.empty_like(x), torch.empty_like(d_product)
     if rows:
-        _traceable(_product_backward)[(rows, triton.cdiv(width, BLOCK))](
+        traceable(_product_backward)[(rows, triton.cdiv(width, BLOCK))](
             x, d_product, d_x, product, WIDTH=width, BLOCK=BLOCK, num_warps=WARPS
         )  # fmt: skip
     return d_x, product
