@@ -125,3 +125,12 @@ def mean_reported(table: Array, xs: Sequence[int], p_u: float, m: int, T: int = 
             chance = forward(np.eye(len(table))[x], t, p_u, m)
             total += sum(chance[z] * cross_entropy(x, table[z], z, s, t, p_u, m) for z in range(len(table)))
     return total / len(xs) * T / (T - 1)
+
+
+def mean_reported_masked(x_theta: Array, x: int, T: int = 1000) -> float:
+    """The same of their MDLM for one token, given what the network says at a mask: masked at 0.999·t, and what a mask at t may become
+    by s weighs it; a visible token costs nothing."""
+    total = 0.0
+    for s, t in steps_drawn(T):
+        total += SCALE * t * (t - s) / t * -math.log(x_theta[x])
+    return total * T / (T - 1)

@@ -11,6 +11,11 @@ import pytest
 
 from scdd.cli.main import main
 from scdd.evals.report.sections import gather
+from scdd.reproduce.expand import all_parts
+from scdd.reproduce.load import load_claims, load_scale
+from scdd.reproduce.records import Records
+from scdd.reproduce.sides import plan_of
+from scdd.reproduce.verdicts import HOLDS, UNDECIDED, findings
 from tests import shown
 from tests.docs import pages
 
@@ -92,6 +97,45 @@ def test_the_small_scales_report_is_made_of_its_published_numbers(tmp_path: Path
     assert main(["reproduce", "small", "--out", str(tmp_path), "--report"]) == 0
     for name in ("report.md", "records.jsonl"):
         assert (tmp_path / name).read_text(encoding="utf-8") == (SMALL / name).read_text(encoding="utf-8")
+
+
+def test_a_number_that_is_missing_makes_no_claim_true(tmp_path: Path) -> None:
+    """Without MDLM's runs at 1,024 evaluations, which vary most, “below MDLM at every number of steps” would look shown."""
+    lines = (SMALL / "records.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    kept = [line for line in lines if not re.search(r"generation/MDLM gidd\+/seed-\d/ours/nfe-1024", line)]
+    assert len(kept) == len(lines) - 3
+    (tmp_path / "records.jsonl").write_text("".join(kept), encoding="utf-8")
+    assert main(["reproduce", "small", "--out", str(tmp_path), "--report"]) == 0
+    family = (tmp_path / "report.md").read_text(encoding="utf-8").split("### SCDD's own weights; convention ours\n")[1]
+    row = next(line for line in family.splitlines() if "lower than MDLM's at every number" in line)
+    assert row.endswith("| undecided: gen_ppl of MDLM gidd+ at 1024: planned, not measured |")
+    assert "8 less 128" not in family.split("###")[0]
+
+
+def test_what_is_said_of_leaving_out_a_budget_is_so() -> None:
+    """“Below MDLM at every number of steps” in ours, as it would be without 1,024 evaluations."""
+    scale, page = load_scale("small"), (SMALL.parents[1] / "results.md").read_text(encoding="utf-8")
+    plan = {one for one in plan_of(all_parts(scale, SMALL)) if one.place != 1024}
+    records = [one for one in Records(SMALL).read().values() if one.settings.get("nfe") != 1024]
+    found = findings(records, load_claims(), scale.comparisons, plan)
+    said = {one.family.comparison: one for one in found
+            if one.claim.name == "better-than-mdlm" and one.family[1:] == ("ours", False)}  # fmt: skip
+    plus, own = said["the same loss weights"], said["SCDD's own weights"]
+    assert (plus.verdict, own.verdict) == (UNDECIDED, HOLDS)
+    assert f"without that budget it would be undecided as well (p {plus.p:.3f}, {plus.adjusted:.3f} corrected)" in page
+    assert f"without that budget the claim would hold ({own.adjusted:.3f} corrected)" in page
+
+
+def test_what_is_said_of_tuning_is_so() -> None:
+    """Who was given which grid, and whose η is at the edge of what was tried."""
+    tuned = [one for one in Records(SMALL).read().values() if one.kind == "tune"]
+    grids = {one.system: one.result["chosen"]["grid"] for one in tuned}
+    noisy = {name for name in grids if name.startswith(("SCDD", "GIDD+"))}
+    assert {name for name, grid in grids.items() if grid == "quadratic"} == {*noisy, "MDLM gidd+"}
+    etas = {one.system: (one.result["chosen"]["eta"], max(one.settings["own"]["eta"]))
+            for one in tuned if one.system.startswith("ReMDM") and "eta" in one.settings["own"]}  # fmt: skip
+    assert len(etas) == 3
+    assert {*etas.values()} == {(0.04, 0.04)}
 
 
 def test_runs_were_of_one_budget(results: ModuleType) -> None:

@@ -13,7 +13,7 @@ import torch
 from scdd.core import Vocab
 from scdd.core.errors import OptionError
 from scdd.core.rng import CounterRNG
-from scdd.evals.measure.likelihood import NelboEstimator, authors_times, combined, dropped, likelihood
+from scdd.evals.measure.likelihood import NelboEstimator, _noised_at, authors_times, combined, dropped, likelihood
 from scdd.evals.measure.recovery import recover, token_scores
 from scdd.evals.measure.specs import RecoverySpec, Repair
 from scdd.evals.measure.walk import repaired
@@ -106,12 +106,31 @@ def test_reported_perplexity_on_fixed_logits(p_u: float) -> None:
 
 
 def test_mdlms_masks_come_early() -> None:
-    """Their MDLM masks at 0.999·t and weighs by 1/(T·t): 0.999·(T − 1)/(T − 1) of the cross-entropy, in the mean."""
-    process, denoiser = MDLM(VOCAB, Masked()), table(VOCAB, 2)
-    x_theta = denoiser.x_theta()[VOCAB.mask_id]
-    expected = -0.999 * math.log(x_theta[2])
-    found = combined(likelihood(denoiser, process, [[2] * 50] * 60, NelboEstimator(1000, 16, "authors"), batch_size=60))  # type: ignore[arg-type]
+    """Their MDLM masks at 0.999·t and weighs as if at t: every step of the 999, weighed, to 1e-6; and the estimator's times are these."""
+    denoiser, x = table(VOCAB, 2), 2
+    m, estimator = VOCAB.mask_id, NelboEstimator(1000, 16, "authors")
+    drawn: list[torch.Tensor] = []
+
+    class Watched(MDLM):
+        def corrupt(self, x: torch.Tensor, t: torch.Tensor, source: CounterRNG) -> torch.Tensor:
+            drawn.append(t)
+            return super().corrupt(x, t, source)
+
+    process = Watched(VOCAB, Masked())
+    expected = authors.mean_reported_masked(denoiser.x_theta()[m], x)
+    times = authors_times((torch.arange(999, dtype=torch.float64) + 0.5) / 999, 1000)
+    assert times.s is not None
+    one, z = torch.full((999, 2), x), torch.tensor([x, m]).expand(999, 2)  # visible, or masked
+    losses = nelbo(process, logits_of(denoiser)[[x, m]].expand(999, 2, -1), one, z, times.t, times.s)
+    losses = losses - dropped(process, one, z, times.s, times.t)
+    noised = _noised_at(process, times.t, estimator)
+    mean = (process.marginal(torch.full((999,), x), noised)[:, [x, m]] * losses).sum(1).mean() * 1000
+    assert float(mean) == pytest.approx(expected, abs=1e-6)
+    found = combined(likelihood(denoiser, process, [[x] * 50] * 60, estimator, batch_size=60))  # type: ignore[arg-type]
     assert abs(found["nats"] - expected) < 4 * found["error"] < 0.2 * expected
+    steps = torch.cat(drawn)
+    assert len(steps) == 16 * 60
+    assert float((steps[:, None] - noised).abs().amin(1).max()) < 1e-12, "drawn where the sum above has them"
 
 
 @pytest.mark.parametrize("top_p", [0.3, 0.5, 0.75, 0.9, 0.999])

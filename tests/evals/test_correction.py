@@ -26,6 +26,7 @@ from scdd.evals.measure.walk import Uncorrected, WalkedRow, sampling_plan, walk
 from scdd.processes.base import Process
 from scdd.processes.gidd import GIDD
 from scdd.processes.scdd import SCDD
+from scdd.reproduce.claims import entropy_of
 from scdd.samplers.ancestral import Ancestral
 from scdd.samplers.base import Model, grid
 from scdd.samplers.plan import SamplingPlan
@@ -119,6 +120,9 @@ def test_worth_of_corrections(tmp_path: Path, scdd: EvalModel, ar: EvalModel) ->
     found = measure_correction(context, scdd, SamplingSpec(6, 4), reference).result
     assert {"rate", "intrinsic", "excess", "benefit", "ppl_before", "ppl_after", "ppl_uncorrected"} <= set(found)
     assert found["excess"] == pytest.approx(found["rate"] - found["intrinsic"])
+    plain = measure_samples(context, scdd, SamplingSpec(6, 4, correct=False)).result
+    assert found["entropy_uncorrected"] == plain["diversity"]["entropy"]
+    assert entropy_of("ppl_after", found) is not None
     again = measure_correction(context, replace(scdd, label="other"), SamplingSpec(6, 4), reference)
     assert again.result == found
     assert again.label == "other"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ from scdd.evals.measure.texts import rows
 from scdd.evals.measure.typos import KINDS, Piece, mistype, typed
 from scdd.evals.measure.walk import framed_rows, repaired
 from scdd.processes.scdd import SCDD
+from scdd.reproduce.claims import entropy_of
 from scdd.samplers.base import Model
 from scdd.schedules.peaked import Peaked
 from tests import tiny
@@ -183,6 +185,7 @@ def test_measurements(tmp_path: Path, scdd: EvalModel, ar: EvalModel) -> None:
     found = measure_recovery(context, scdd, some, RecoverySpec(4, Repair(8, 2)), reference).result
     assert found["rows"] == 5
     assert found["ppl_corrupted"]["ppl"] > 0
+    assert all(0 < (entropy_of(name, found) or 0) <= math.log(22) for name in ("ppl_corrupted", "ppl_repaired"))
     mistyped = measure_typos(context, scdd, some, RecoverySpec(2, Repair(8, 2)), reference).result
     assert {"touch", "recovery", "damage", "errors", "ppl_clean"} <= set(mistyped)
 

@@ -11,6 +11,7 @@ import pytest
 
 from scdd.cli.main import main
 from scdd.evals.report.tables import with_error
+from scdd.reproduce.checkout import commit
 from scdd.reproduce.load import load_claims, load_scale
 from scdd.reproduce.records import Records
 from scdd.reproduce.verdicts import FAILS, HOLDS, LEVEL, UNDECIDED, findings
@@ -22,7 +23,7 @@ judge = server  # a fixture
 
 
 @pytest.mark.dist
-@pytest.mark.timeout(900)  # a quarter of a minute on a quiet machine of two cores
+@pytest.mark.timeout(300)  # a quarter of a minute on a quiet machine of two cores; those of CI are shared
 def test_toy(judge: tuple[Model, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     command = ["reproduce", "toy", "--out", str(out), "--llm", "local", "--base-url", judge[1]]
@@ -41,6 +42,7 @@ def test_toy(judge: tuple[Model, str], tmp_path: Path, capfd: pytest.CaptureFixt
     assert {one.kind for one in records.values()} == kinds
     assert {one.seed for one in records.values() if one.kind == "likelihood"} == {0, 1}
     assert {one.convention for one in records.values() if one.kind == "recovery"} == {"ours", "authors"}
+    assert {one.made.get("commit") for one in records.values()} == {commit()}
     asked = len(judge[0].seen)
     assert asked == 2 * 12, "two seeds, four texts, two grades and one winner each"
 

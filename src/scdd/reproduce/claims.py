@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -38,6 +39,11 @@ KINDS: dict[str, str] = {
     "win_rate": "judge",
 }
 """The measurement that each is of."""
+ENTROPIES: dict[str, tuple[str, ...]] = {
+    "gen_ppl": ("diversity", "entropy"),
+    **{f"ppl_{texts}": (f"entropy_{texts}",) for texts in ("after", "uncorrected", "corrupted", "repaired")},
+}
+"""Where a result has the entropy of the texts that a perplexity is of."""
 LOGARITHMIC = frozenset(("gen_ppl", "ppl_after", "ppl_uncorrected", "ppl_corrupted", "ppl_repaired", "rate_per_step"))
 """Compared by their logarithms, so that differences are ratios."""
 
@@ -112,6 +118,14 @@ def value_of(name: str, result: Mapping[str, Any]) -> float | None:
         return float(_VALUES[name](result))
     except (KeyError, TypeError):
         return None
+
+
+def entropy_of(name: str, result: Mapping[str, Any]) -> float | None:
+    """The unigram entropy of the texts that a perplexity is of; None where it was not recorded."""
+    node: Any = result
+    for key in (*ENTROPIES[name], "value"):
+        node = node.get(key) if isinstance(node, Mapping) else None
+    return float(node) if isinstance(node, int | float) and math.isfinite(node) else None
 
 
 def _early(result: Mapping[str, Any]) -> float:

@@ -39,7 +39,7 @@ class Record:
     """Its id, name, kind, system, training, seed, convention, whether tuned, and settings."""
     result: Mapping[str, Any]
     made: Mapping[str, Any]
-    """Seconds, device, versions, date, and the checksum of the weights."""
+    """Seconds, device, versions, the checkout's commit where there was one, date, and the checksum of the weights."""
 
     def __getattr__(self, name: str) -> Any:
         if name in KEYS:

@@ -17,18 +17,8 @@ from scdd.reproduce.claims import LOGARITHMIC, Claim
 from scdd.reproduce.options import Scale
 from scdd.reproduce.parts import Part
 from scdd.reproduce.records import Record, Records, of_parts
-from scdd.reproduce.verdicts import (
-    FAILS,
-    HOLDS,
-    LEVEL,
-    UNDECIDED,
-    UNMEASURED,
-    Finding,
-    Planned,
-    Trial,
-    findings,
-    place_of,
-)
+from scdd.reproduce.sides import Fault, place_of, plan_of
+from scdd.reproduce.verdicts import FAILS, HOLDS, LEVEL, UNDECIDED, UNMEASURED, Finding, Trial, findings, told
 
 KINDS = tuple(tables.BY_KIND)
 SHOWN_MISSING = 40
@@ -54,8 +44,7 @@ def markdown(scale: Scale, parts: Sequence[Part], found: Mapping[str, Record], c
     records = list(found.values())
     lines = [f"# The paper again: {escaped(scale.name)}\n", f"{escaped(scale.about.strip())}\n"]
     lines.append(_done(parts, records))
-    plan = {Planned(part.system, part.kind, part.convention, part.tuned) for part in parts}
-    tested = findings(records, claims, scale.comparisons, plan)
+    tested = findings(records, claims, scale.comparisons, plan_of(parts))
     lines += ["## What holds, and what does not\n", *_glance(tested), *_claims(tested), _how(tested)]
     for kind in KINDS:
         group = [one for one in records if one.kind == kind]
@@ -112,9 +101,11 @@ def _claims(tested: Sequence[Finding]) -> list[str]:
         counts = Counter(one.verdict for one in group)
         rows = [_row(one) for one in group if not one.missing]
         head = ["the paper says", "where", "compared", "difference", "runs", "p", "p, Holm", "verdict"]
-        told = ", ".join(f"{counts[v]} {v}" for v in (HOLDS, FAILS, UNDECIDED, UNMEASURED) if counts[v])
+        counted = ", ".join(f"{counts[v]} {v}" for v in (HOLDS, FAILS, UNDECIDED, UNMEASURED) if counts[v])
         notes = [f"{one.claim.says}: {one.claim.note}." for one in group if one.claim.note and not one.missing]
-        parts.append(Table(family.name, head, rows, [f"{told}.", *notes]).markdown())
+        notes += [f"{says}: no entropy of these texts is recorded, so whether they repeat themselves is not checked."
+                  for says in dict.fromkeys(one.claim.says for one in group if not all(t.checked for t in one.trials))]  # fmt: skip
+        parts.append(Table(family.name, head, rows, [f"{counted}.", *notes]).markdown())
     return parts or ["No claim can be tested with what is measured.\n"]
 
 
@@ -126,7 +117,10 @@ def _row(one: Finding) -> list[Entry]:
     if claim.same_weights and claim.second is not None:
         compared = f"{claim.first.value} {_relation(claim)} {claim.second.value} of {one.systems[0]}"
     verdict = Entry(one.verdict + _why(one), one.verdict in (HOLDS, FAILS))
-    return entries(said, claim.where, compared, _effects(one), _runs(one), _p(one.p), _p(one.adjusted), verdict)
+    # where it could only have been refuted, and was not, the p of that would read as one of the claim
+    known = not math.isnan(one.p_for) or one.verdict == FAILS
+    p = [_p(value if known else math.nan) for value in (one.p, one.adjusted)]
+    return entries(said, claim.where, compared, _effects(one), _runs(one), *p, verdict)
 
 
 def _relation(claim: Claim) -> str:
@@ -147,7 +141,7 @@ def _effects(one: Finding) -> str:
 
 def _effect(one: Finding, trial: Trial) -> str:
     at = f" ({trial.place})" if trial.place else ""
-    return f"{_amount(one.claim, trial.difference.value)}{'' if trial.fair else ' ‡'}{at}"
+    return f"{_amount(one.claim, trial.difference.value)}{'' if trial.fair or not trial.checked else ' ‡'}{at}"
 
 
 def _amount(claim: Claim, value: float) -> str:
@@ -159,20 +153,45 @@ def _amount(claim: Claim, value: float) -> str:
 
 
 def _runs(one: Finding) -> str:
-    counts = {(len(t.first), None if t.second is None else len(t.second)) for t in one.trials}
-    return ", ".join(sorted(str(a) if b is None or one.claim.same_weights else f"{a} and {b}" for a, b in counts))
+    tested = [t for t in one.trials if not math.isnan(t.difference.value)]
+    return ", ".join(sorted({_sizes(trial) for trial in tested}))
+
+
+def _sizes(trial: Trial) -> str:
+    if trial.second is None:
+        return str(len(trial.first))
+    if trial.paired:
+        return f"{len({*trial.first} & {*trial.second})}, paired"
+    return f"{len(trial.first)} and {len(trial.second)}"
 
 
 def _why(one: Finding) -> str:
-    """What an undecided claim lacks."""
-    if one.verdict != UNDECIDED:
-        return ""
-    if any(not trial.fair for trial in one.trials):
-        return ": the texts of lower perplexity repeat themselves (‡)"
-    if math.isnan(one.p):
-        single = any(min(len(t.first), len(t.second if t.second is not None else t.first)) < 2 for t in one.trials)
-        return ": one run has no spread" if single else ": the runs do not differ at all, so no test can be made"
-    return ""
+    """What an undecided claim lacks, and what is missing of one that does not hold."""
+    reasons = _faults(one)
+    if one.verdict == UNDECIDED:
+        if any(not trial.fair and trial.checked for trial in one.trials):
+            reasons.append("the texts of lower perplexity repeat themselves (‡)")
+        elif any(not trial.fair for trial in one.trials):
+            reasons.append("no entropy is recorded that would tell whether the texts repeat themselves")
+        reasons += _spreadless(one)
+    return ": " + "; ".join(reasons) if reasons else ""
+
+
+def _spreadless(one: Finding) -> list[str]:
+    """Where runs have no spread to test by: they do not differ, or there is one alone."""
+    equal = [trial.place for trial in one.trials if trial.difference.error == 0]
+    sizes = [len(side) for t in one.trials for side in (t.first, t.second) if side is not None]
+    at = f" at {', '.join(equal)}" if any(equal) else ""
+    told = [f"the runs do not differ{at}, which is no spread to test by"] if equal else []
+    return [*told, *(["one run has no spread"] if 1 in sizes else [])]
+
+
+def _faults(one: Finding) -> list[str]:
+    """What keeps tests from showing that a claim holds; budgets where the same is missing stand together."""
+    together: dict[Fault, list[int]] = {}
+    for fault in dict.fromkeys(fault for trial in one.trials for fault in trial.faults):
+        together.setdefault(fault._replace(places=()), []).extend(fault.places)
+    return [told(fault._replace(places=tuple(places))) for fault, places in together.items()]
 
 
 def _how(tested: Sequence[Finding]) -> str:
@@ -197,7 +216,7 @@ def _how(tested: Sequence[Finding]) -> str:
         "Tests: Welch's t of the runs' values for systems of different weights, paired t by seed for numbers of the same weights; "
         "perplexities by their logarithms. A claim about every budget holds if it is shown at each (the largest p); it does not hold if "
         "the contrary is shown at one (the smallest p times their number). p is twice the smaller of the two, corrected by Holm for "
-        f"all claims that the plan has for its table, measured or not; verdicts at {LEVEL:g}. Texts, rows and questions are the same for all runs: how numbers would vary with "
+        f"all claims that the plan has for its table, measured or not; verdicts at {LEVEL:g}. Each table is corrected by itself, and nothing across tables. Without a budget or run that is planned a claim cannot hold. Texts, rows and questions are the same for all runs: how numbers would vary with "
         "another text is not in it.",
     ]
     exact = [_exact_row(one, t) for one in tested for t in one.trials if not math.isnan(t.exact)]
@@ -261,10 +280,15 @@ def _samples(records: Sequence[Record]) -> list[str]:
 
 def _provenance(records: Sequence[Record]) -> list[str]:
     trained = [one for one in records if one.kind == "train"]
-    places = Counter(
-        f"{one.made['device']}; " + ", ".join(f"{name} {version}" for name, version in one.made["versions"].items())
-        for one in records
-    )
+    places = Counter(_made_by(one) for one in records)
     lines = ["## Provenance\n", *([tables.training_table(trained).markdown()] if trained else [])]
     lines += ["\n".join(f"- {count} parts on {escaped(name)}" for name, count in places.items()) + "\n"]
     return lines
+
+
+def _made_by(one: Record) -> str:
+    """Device, versions, and the commit where it was recorded."""
+    versions = [f"{name} {version}" for name, version in one.made["versions"].items()]
+    return f"{one.made['device']}; " + ", ".join(
+        [*versions, *([f"commit {one.made['commit']}"] if "commit" in one.made else [])]
+    )

@@ -11,7 +11,8 @@ from scdd.evals.report.names import listed
 from scdd.evals.report.tables import NONE, Entry, Table, entries, number, with_error
 from scdd.reproduce.claims import value_of
 from scdd.reproduce.records import Record
-from scdd.reproduce.verdicts import FAR, place_of
+from scdd.reproduce.sides import place_of
+from scdd.reproduce.verdicts import FAR
 
 UNVARIED = "‡"
 ROUNDING = 1e-12  # relative spread of what is equal
@@ -19,14 +20,16 @@ Group = Sequence[Record]
 
 
 def over_seeds(values: Iterable[float | None]) -> str:
-    """Mean ± standard error over seeds; a single one stands alone."""
-    known = [value for value in values if value is not None and math.isfinite(value)]
+    """Mean ± standard error over seeds; a single one stands alone. Runs that came to no number are counted beside it."""
+    given = [value for value in values if value is not None]
+    known = [value for value in given if math.isfinite(value)]
+    lost = f" ({len(given) - len(known)} of {len(given)} not finite)" if len(known) < len(given) else ""
     if not known:
-        return NONE.text
+        return NONE.text + lost
     found = mean(known)
     if found.units < 2:
-        return number(found.value)
-    return with_error(found.value, found.error if found.error > ROUNDING * abs(found.value) else 0.0)
+        return number(found.value) + lost
+    return with_error(found.value, found.error if found.error > ROUNDING * abs(found.value) else 0.0) + lost
 
 
 def by_system(records: Group) -> dict[str, list[Record]]:

@@ -3,19 +3,21 @@
 A claim about every budget holds only if it is shown at each of them, so its p is the largest of theirs; it fails if the contrary
 is shown at one of them, with p the smallest times their number. The claim's own p is twice the smaller of the two, and Holm's
 rule corrects for the number of claims in a family: one comparison under one convention. What is planned counts there whether it has been
-measured or not, so that what is missing makes nothing else true. Seeds are the unit throughout.
+measured or not, so that what is missing makes nothing else true; nor can a claim hold of which a planned budget or run is missing, though
+what is there may speak against it. Seeds are the unit throughout.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from scdd.evals.measure.seeds import Difference, holm, paired, permutation, sign_flips, welch
-from scdd.reproduce.claims import KINDS, LOGARITHMIC, Arm, Claim, value_of
+from scdd.reproduce.claims import ENTROPIES, KINDS, LOGARITHMIC, Claim
 from scdd.reproduce.records import Record
+from scdd.reproduce.sides import UNDONE, Fault, Planned, Side, Twice, expected, side_of
 
 LEVEL = 0.05
 FAR = 0.5  # nats of entropy between two systems, beyond which perplexities are of unlike texts
@@ -41,6 +43,8 @@ class Trial:
     """One test: the values of both sides by seed, at one budget or count."""
 
     place: str
+    places: tuple[int, ...]
+    """Its budgets: one, or the fewest and the most."""
     first: Mapping[int, float]
     second: Mapping[int, float] | None
     difference: Difference
@@ -48,6 +52,12 @@ class Trial:
     """Two-sided p of the exact permutation test."""
     fair: bool = True
     """False where texts are too unlike for their perplexities to be compared."""
+    checked: bool = True
+    """Whether the entropies are recorded that tell so."""
+    paired: bool = False
+    """Whether values of one run were compared with each other."""
+    faults: tuple[Fault, ...] = ()
+    """What is planned there and not measured, or measured and no number."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +69,8 @@ class Finding:
     systems: tuple[str, str]
     trials: tuple[Trial, ...] = ()
     missing: str = ""
+    planned: bool = False
+    """Whether the plan has what would test it, so that it counts among the claims of its family."""
     p_for: float = math.nan
     p_against: float = math.nan
     adjusted: float = math.nan
@@ -79,22 +91,16 @@ class Finding:
         return FAILS if math.isnan(self.p_for) or self.p_against < self.p_for else HOLDS
 
 
-class Planned(NamedTuple):
-    """What a plan measures of a system."""
-
-    system: str
-    kind: str
-    convention: str
-    tuned: bool
-
-
 def findings(
     records: Iterable[Record],
     claims: Sequence[Claim],
     comparisons: Mapping[str, Mapping[str, str]],
-    plan: Container[Planned] = (),
+    plan: Collection[Planned] = (),
 ) -> list[Finding]:
-    """Every claim in every family that has any measurement, corrected within its family."""
+    """Every claim in every family that has any measurement, corrected within its family.
+
+    Without a plan what was measured counts as all that should be.
+    """
     kept = [one for one in records if one.kind not in ("data", "train", "tune")]
     ways = sorted({(one.convention, one.tuned) for one in kept}, key=lambda way: (way[1], way[0] != "ours"))
     found: list[Finding] = []
@@ -103,23 +109,19 @@ def findings(
             family = Family(comparison, convention, tuned)
             group = [one for one in kept if (one.convention, one.tuned) == (convention, tuned)]
             kinds = {one.kind for one in group}
+            kinds |= {one.kind for one in plan if (one.convention, one.tuned) == (convention, tuned)}
             plain = (convention, tuned) == ("ours", False)
             asked = [claim for claim in claims if claim.kind in kinds or plain]
-            tested = [examine(claim, family, roles, group) for claim in asked]
-            adjusted = holm([1.0 if math.isnan(one.p) and _planned(one, plan) else one.p for one in tested])
+            tested = [examine(claim, family, roles, group, plan) for claim in asked]
+            adjusted = holm([1.0 if math.isnan(one.p) and one.planned else one.p for one in tested])
             corrected = zip(tested, adjusted, strict=True)
             found += [replace(one, adjusted=math.nan if math.isnan(one.p) else p) for one, p in corrected]
     return found
 
 
-def _planned(one: Finding, plan: Container[Planned]) -> bool:
-    """Whether both sides of a claim are to be measured."""
-    arms = [one.claim.first, *([one.claim.second] if one.claim.second else [])]
-    sides = zip(arms, one.systems, strict=False)
-    return all(Planned(name, KINDS[arm.value], one.family.convention, one.family.tuned) in plan for arm, name in sides)
-
-
-def examine(claim: Claim, family: Family, roles: Mapping[str, str], records: Sequence[Record]) -> Finding:
+def examine(
+    claim: Claim, family: Family, roles: Mapping[str, str], records: Sequence[Record], plan: Collection[Planned] = ()
+) -> Finding:
     """One claim, not yet corrected for the others."""
     arms = [claim.first, *([claim.second] if claim.second else [])]
     names = [roles.get(arm.system or "", "") for arm in arms]
@@ -127,22 +129,45 @@ def examine(claim: Claim, family: Family, roles: Mapping[str, str], records: Seq
     for arm, name in zip(arms, names, strict=True):
         if not name:
             return replace(base, missing=f"no system stands for {arm.system}")
+    against = roles.get("GIDD+", "") if claim.kind == "judge" else ""
+    like = [Planned(name, KINDS[arm.value], family.convention, family.tuned, 0, 0, against)
+            for arm, name in zip(arms, names, strict=True)]  # fmt: skip
+    seeds = [expected(plan, one) for one in like]
+    base = replace(base, planned=len(set.intersection(*map(set, seeds))) >= (2 if claim.over == "few-many" else 1))
     try:
-        tables = [_table(records, name, arm, roles.get("GIDD+") if claim.kind == "judge" else None)
-                  for arm, name in zip(arms, names, strict=True)]  # fmt: skip
+        sides = [side_of(records, *each, against) for each in zip(names, arms, seeds, strict=True)]
     except Twice as error:
         return replace(base, missing=str(error))
-    for arm, name, table in zip(arms, names, tables, strict=True):
-        if not table:
-            return replace(base, missing=f"no {arm.value} of {name}")
-    same = claim.same_weights or _of_one_run(names, records)
-    trials = _trials(claim, tables, same)
-    if not trials:
-        return replace(base, missing=f"no {claim.first.value} of {names[0]} and {names[-1]} at a common budget")
-    if claim.first.value == "gen_ppl" and claim.second is not None:
-        trials = [replace(one, fair=_alike(one, names, records)) for one in trials]
+    trials = _trials(claim, sides, claim.same_weights or _of_one_run(names, records))
+    missing = _untestable(sides, trials)
+    if missing:
+        return replace(base, missing=missing)
+    if claim.first.value in ENTROPIES and claim.second is not None:
+        trials = [_guarded(claim, one, sides) for one in trials]
     p_for, p_against = _combined(claim, trials)
     return replace(base, trials=tuple(trials), p_for=p_for, p_against=p_against)
+
+
+def _untestable(sides: Sequence[Side], trials: Sequence[Trial]) -> str:
+    """Why there is no test at all; empty where there is one."""
+    for side in sides:
+        if side.empty:
+            return f"no {side.name}"
+    if not trials:
+        names, common = " and ".join(side.name for side in sides), set.intersection(*(side.places for side in sides))
+        return f"{names} at one budget alone ({common.pop()})" if common else f"no {names} at a common budget"
+    faults = [fault for one in trials for fault in one.faults]
+    if all(math.isnan(one.difference.value) for one in trials) and all(fault.why == UNDONE for fault in faults):
+        return "; ".join(dict.fromkeys(map(told, faults)))
+    return ""
+
+
+def told(fault: Fault) -> str:
+    """A fault in words."""
+    places = ", ".join(str(place) for place in fault.places if place)
+    seeds = ", ".join(map(str, fault.seeds))
+    at = f" at {places}" if places else ""
+    return f"{fault.what}{at}{f', seed {seeds}' if seeds else ''}: {fault.why}"
 
 
 def _of_one_run(names: Sequence[str], records: Sequence[Record]) -> bool:
@@ -154,94 +179,76 @@ def _of_one_run(names: Sequence[str], records: Sequence[Record]) -> bool:
     return all(found == runs[0] for found in runs) and not any(weights is None for _, weights in runs[0])
 
 
-Table = dict[int, dict[int, float]]
-"""Values by place (a budget, a count, 0 for neither), by seed."""
-
-
-class Twice(Exception):
-    """Two numbers for one thing, and nobody says which is meant."""
-
-
-def _table(records: Sequence[Record], system: str, arm: Arm, against: str | None = None) -> Table:
-    """The values of one side; refused where a run has two that differ at one place."""
-    table: Table = {}
-    for one in records:
-        other_repair = "-repair-" in one.name and not one.name.endswith("-repair-0")  # the first one's is the paper's
-        if one.kind != KINDS[arm.value] or one.system != system or other_repair:
-            continue
-        if against is not None and one.result.get("against") != against:
-            continue
-        value = value_of(arm.value, one.result)
-        if value is None or not math.isfinite(value):
-            continue
-        if arm.value in LOGARITHMIC:
-            if value <= 0:
-                continue
-            value = math.log(value)
-        place = table.setdefault(place_of(one), {})
-        if place.setdefault(one.seed, value) != value:
-            at = f" at {place_of(one)}" if place_of(one) else ""
-            raise Twice(f"{arm.value} of {system}, seed {one.seed}, was measured twice{at}, with different results")
-    return table
-
-
-def place_of(one: Record) -> int:
-    """The budget or count of a measurement; 0 where it has none."""
-    return int(one.settings.get("nfe") or one.settings.get("count") or 0)
-
-
-def _trials(claim: Claim, tables: Sequence[Table], same_weights: bool) -> list[Trial]:
-    places = sorted(set.intersection(*(set(table) for table in tables)))
+def _trials(claim: Claim, sides: Sequence[Side], same_weights: bool) -> list[Trial]:
+    """A test for each place that both sides have, or should have."""
+    places = sorted(set.intersection(*(side.places for side in sides)))
     if claim.over == "few-many":
         if len(places) < 2:
             return []
         few, many = places[0], places[-1]
-        values = [
-            {seed: table[few][seed] - table[many][seed] for seed in table[few] if seed in table[many]}
-            for table in tables
-        ]
-        return [_trial(claim, f"{few} less {many}", values, same_weights)]
+        values = [{seed: at - side.at(many)[seed] for seed, at in side.at(few).items() if seed in side.at(many)}
+                  for side in sides]  # fmt: skip
+        return [_trial(claim, f"{few} less {many}", sides, (few, many), values, same_weights)]
     unit = {"recovery": "K = {}"}.get(claim.kind, "{} steps")
     return [
-        _trial(claim, unit.format(place) if place else "", [table[place] for table in tables], same_weights)
-        for place in places
+        _trial(claim, unit.format(at) if at else "", sides, (at,), [side.at(at) for side in sides], same_weights)
+        for at in places
     ]
 
 
-def _trial(claim: Claim, place: str, values: Sequence[Mapping[int, float]], same_weights: bool) -> Trial:
-    first = values[0]
-    if claim.second is None:
+def _trial(
+    claim: Claim,
+    place: str,
+    sides: Sequence[Side],
+    places: tuple[int, ...],
+    values: Sequence[Mapping[int, float]],
+    same_weights: bool,
+) -> Trial:
+    first, second = values[0], values[1] if len(values) > 1 else None
+    faults = tuple(fault for side in sides for at in places for fault in side.faults(at))
+    if second is None:
         assert claim.than is not None
         a = list(first.values())
         b = [math.log(claim.than) if claim.first.value in LOGARITHMIC else claim.than] * len(a)
-        return Trial(place, first, None, paired(a, b), sign_flips(a, b))
-    second = values[1]
-    if same_weights:  # two numbers of one run: paired
+    elif same_weights:  # two numbers of one run: paired
         shared = [seed for seed in first if seed in second]
         a, b = [first[seed] for seed in shared], [second[seed] for seed in shared]
-        return Trial(place, first, second, paired(a, b), sign_flips(a, b))
-    a, b = list(first.values()), list(second.values())
-    return Trial(place, first, second, welch(a, b), permutation(a, b))
+    else:
+        a, b = list(first.values()), list(second.values())
+        return Trial(place, places, first, second, welch(a, b), permutation(a, b), faults=faults)
+    same = second is not None
+    return Trial(place, places, first, second, paired(a, b), sign_flips(a, b), paired=same, faults=faults)
 
 
-def _alike(trial: Trial, names: Sequence[str], records: Sequence[Record]) -> bool:
-    """Whether at each of its budgets the texts of lower perplexity are about as varied as the others; else they repeat."""
-    budgets = {int(word) for word in trial.place.split() if word.isdigit()}
-    for budget in budgets:
-        drawn = [one for one in records if one.kind == "generation" and place_of(one) == budget]
-        texts = [[one.result for one in drawn if one.system == name] for name in names]
-        (_, lower), (_, other) = sorted((_mean("gen_ppl", own), _mean("entropy", own)) for own in texts)
+def _guarded(claim: Claim, trial: Trial, sides: Sequence[Side]) -> Trial:
+    """With what entropies say of it: generated texts always have one, so that without it nothing can be said of them."""
+    alike = _alike(trial, sides)
+    if alike is None:
+        return replace(trial, checked=False, fair=claim.first.value != "gen_ppl")
+    return replace(trial, fair=alike)
+
+
+def _alike(trial: Trial, sides: Sequence[Side]) -> bool | None:
+    """Whether at each of its budgets the texts of lower perplexity are about as varied as the others; else they repeat.
+
+    None where an entropy is not recorded.
+    """
+    for place in trial.places:
+        pairs = []
+        for side in sides:
+            entropies = [each for each in side.entropies.get(place, ()) if each is not None]
+            if len(entropies) < len(side.entropies.get(place, ())):
+                return None
+            if side.at(place):
+                pairs.append((_mean(side.at(place).values()), _mean(entropies)))
+        (_, lower), (_, other) = min(pairs, default=(0.0, 0.0)), max(pairs, default=(0.0, 0.0))
         if lower < other - FAR:
             return False
     return True
 
 
-def _mean(name: str, results: Sequence[Mapping[str, Any]]) -> float:
-    """Over runs, of logarithms where those are compared; NaN of nothing."""
-    found = [value for one in results if (value := value_of(name, one)) is not None]
-    if name in LOGARITHMIC:
-        found = [math.log(value) for value in found if value > 0]
-    return sum(found) / len(found) if found else math.nan
+def _mean(values: Collection[float]) -> float:
+    return sum(values) / len(values)
 
 
 def _combined(claim: Claim, trials: Sequence[Trial]) -> tuple[float, float]:
@@ -258,6 +265,9 @@ def _directed(claim: Claim, trial: Trial) -> tuple[float, float]:
     d = trial.difference
     if claim.expect == "close":
         inside = max(d.p_below(claim.margin), d.p_above(-claim.margin))
-        return inside, min(1.0, 2 * min(d.p_above(claim.margin), d.p_below(-claim.margin)))
-    below, above = d.p_below(), d.p_above()
-    return (below, above) if claim.expect == "lower" else (above, below)
+        p_for, p_against = inside, min(1.0, 2 * min(d.p_above(claim.margin), d.p_below(-claim.margin)))
+    else:
+        below, above = d.p_below(), d.p_above()
+        p_for, p_against = (below, above) if claim.expect == "lower" else (above, below)
+    # of runs that are still to come nobody knows that they would agree
+    return math.nan if trial.faults else p_for, p_against

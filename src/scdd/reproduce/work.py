@@ -27,6 +27,7 @@ from scdd.evals.measure.store import MeasureContext, Measurement, Store, version
 from scdd.evals.measure.texts import Rows, text_rows
 from scdd.evals.measure.zero_shot import measure_zero_shot
 from scdd.lm.training import train
+from scdd.reproduce.checkout import commit
 from scdd.reproduce.parts import PREPARED, RUNS, Part, run_folder, training_name
 from scdd.reproduce.records import Records
 from scdd.reproduce.tuning import candidates, choose
@@ -59,7 +60,7 @@ class Bench:
     def __init__(self, place: Place) -> None:
         self.place, self.out = place, place.out
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.records = Records(place.out)
+        self.records, self.commit = Records(place.out), commit()
         self._models: dict[tuple[str, int, str | None], EvalModel] = {}
         self._judges: dict[str, ReferenceLM] = {}
 
@@ -76,6 +77,7 @@ class Bench:
         made = {
             **({"used": used} if used and part.kind != "train" else {}),
             **{"seconds": round(time.time() - start, 3), "device": self._device_name(), "versions": versions()},
+            **({"commit": self.commit} if self.commit else {}),
             "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(start)),
             **more,
         }

@@ -158,10 +158,12 @@ def measure_correction(
             "ppl_after": short_ppl(after, spec.seed),
             "ppl_before": short_ppl(before, spec.seed),
             "benefit": benefit(before, after),
+            "entropy_after": samples["diversity"]["entropy"],
         }
         if plain is not None:
             without = scored(context, reference, plain["texts"])
             worth["ppl_uncorrected"] = short_ppl(without, spec.seed)
+            worth["entropy_uncorrected"] = plain["diversity"]["entropy"]
             worth["p_uncorrected"] = stats.difference(columns(after), columns(without))
         return {**rates, **worth}
 

@@ -12,6 +12,7 @@ from scdd.core import UserError, Vocab
 from scdd.core.rng import CounterRNG, derive_seed, integers, uniforms
 from scdd.data.tokenizer import TextTokenizer
 from scdd.evals.measure import stats
+from scdd.evals.measure.diversity import entropy
 from scdd.evals.measure.model import EvalModel
 from scdd.evals.measure.progress import Watch, unwatched
 from scdd.evals.measure.reference_lm import ReferenceLM, scored, short_ppl
@@ -67,6 +68,15 @@ def token_scores(rows: Repaired, framed: bool = True) -> dict[str, Any]:
     return {
         name: stats.ratio(marked.sum(1).tolist(), whole.sum(1).tolist())._asdict()
         for name, marked, whole in zip(RATES, marks, among, strict=True)
+    }
+
+
+def _entropies(rows: Repaired) -> dict[str, Any]:
+    """Of the corrupted and the repaired texts: repetition lowers a perplexity, too."""
+    columns = {"entropy_corrupted": rows.corrupted, "entropy_repaired": rows.repaired}
+    return {
+        name: stats.mean([entropy(row) for row in tokens[:, 1:-1].tolist()])._asdict()
+        for name, tokens in columns.items()
     }
 
 
@@ -135,7 +145,7 @@ def measure_recovery(
         every = shared(rows.rows, repairs, context.world)
         whole = Repaired(*(torch.stack(column) for column in zip(*every, strict=True)))
         texts = [[model.engine.text(row) for row in column.tolist()] for column in whole[:3]]
-        return {**token_scores(whole), **_shown(context, reference, texts, spec)}
+        return {**token_scores(whole), **_entropies(whole), **_shown(context, reference, texts, spec)}
 
     settings = _settings(model, rows.rows, spec, reference)
     return context.store.measurement("recovery", model, settings, run, rows.name)
