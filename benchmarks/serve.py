@@ -4,6 +4,7 @@
     python benchmarks/serve.py --model bundled --length 128
     python benchmarks/serve.py --model bundled --length 128 --device cuda --clients 64 --requests 1024 --mixed
     python benchmarks/serve.py --model runs/mine --device cuda --clients 64 --requests 256 --steps 64
+    python benchmarks/serve.py --model bundled --length 128 --device cuda --clients 64 --requests 768 --http-processes 4
     python benchmarks/serve.py --model bundled --length 128 --lone
 
 Batching: requests a second of `scdd serve` under load against one at a time, and the answers compared. One at a time means:
@@ -52,6 +53,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--batch-size", type=int, help="of the batching server; default: its own choice")
     parser.add_argument("--group", type=int, help="rows of an evaluation; default: the server's own choice")
+    parser.add_argument(
+        "--http-processes", type=int, default=0, help="of all servers, that talk HTTP in place of the computing one"
+    )
     parser.add_argument("--mixed", action="store_true", help="requests of several lengths and steps, too")
     parser.add_argument("--lone", action="store_true", help="measure one request at a time instead")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
@@ -93,6 +97,7 @@ def served(args: argparse.Namespace, model: str, *options: str, threads: int | N
     command += ["--model", model] if model != "bundled" else []
     command += ["--max-queue", "4096", "--timeout", str(args.timeout), "--max-steps", "100000", *options]
     command += ["--compile"] if args.compile else []
+    command += ["--http-processes", str(args.http_processes)] if args.http_processes else []
     process = subprocess.Popen(
         command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, cwd=ROOT, env={**os.environ, **extra}
     )
@@ -194,7 +199,9 @@ def measure(args: argparse.Namespace, model: str) -> dict[str, Any]:
         "ratio": round(middle["batched"] / best, 3),
         "mixed_to_equal": round(middle["mixed"] / middle["batched"], 3) if args.mixed else None,
         "equal_to_serial": all(same),
-        **{name: getattr(args, name) for name in ("device", "length", "steps", "clients", "requests")},
+        **{
+            name: getattr(args, name) for name in ("device", "length", "steps", "clients", "requests", "http_processes")
+        },
         "model": args.model or f"random {args.size}, {args.vocab} tokens",
     }
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPResponse
 from typing import Any
@@ -59,17 +60,18 @@ class Client:
     def post(self, path: str, body: Any) -> Answer:
         return self.ask("POST", path, body)
 
-    def events(self, path: str, body: Any) -> Iterator[tuple[str, Any]]:
+    def events(self, path: str, body: Any) -> Generator[tuple[str, Any], None, None]:
+        """Of a stream; whoever closes them leaves."""
         connection, response = self.open("POST", path, body)
-        assert response.status == 200, response.read()
-        kind = ""
-        for line in response:
-            text = line.decode().rstrip("\n")
-            if text.startswith("event: "):
-                kind = text[7:]
-            if text.startswith("data: "):
-                yield kind, json.loads(text[6:])
-        connection.close()
+        with contextlib.closing(connection), response:
+            assert response.status == 200, response.read()
+            kind = ""
+            for line in response:
+                text = line.decode().rstrip("\n")
+                if text.startswith("event: "):
+                    kind = text[7:]
+                if text.startswith("data: "):
+                    yield kind, json.loads(text[6:])
 
     def meter(self, name: str) -> float:
         """The value of a meter without labels."""

@@ -52,8 +52,10 @@ def started(folder: Path, *options: str) -> tuple[subprocess.Popen[str], Client]
     raise AssertionError(f"it ended with {process.wait()}")
 
 
-def test_sigterm_under_load_loses_no_accepted_request(folder: Path) -> None:
-    process, client = started(folder, "--workers", "2", "--max-queue", "40", "--batch-size", "4")
+@pytest.mark.parametrize("processes", [0, 2])
+def test_sigterm_under_load_loses_no_accepted_request(folder: Path, processes: int) -> None:
+    options = ["--workers", "2", "--max-queue", "40", "--batch-size", "4", "--http-processes", str(processes)]
+    process, client = started(folder, *options)
     bodies: list[dict[str, Any]] = [{"length": 24 + i % 6, "steps": 60, "seed": i} for i in range(24)]
 
     def once(body: dict[str, Any]) -> Any:
@@ -92,6 +94,8 @@ def test_sigterm_under_load_loses_no_accepted_request(folder: Path) -> None:
         (["--timeout", "inf"], "--timeout is inf"),
         (["--token", " "], "--token"),
         (["--log-level", "loud"], "--log-level"),
+        (["--http-processes", "-1"], "--http-processes is -1"),
+        (["--http-processes", "2", "--ray"], "--http-processes"),
         (["--model", "/nowhere/at/all"], "/nowhere/at/all"),
     ],
 )

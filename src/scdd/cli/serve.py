@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from scdd.serve.spec import Door, ServeSpec
 
 COMMAND = RayCommand
+MOST_PROCESSES = 64
 LEVELS = ("critical", "error", "warning", "info", "debug")
 
 
@@ -51,6 +52,9 @@ def serve(
     timeout: Annotated[float, typer.Option(help="Seconds from a request to its answer.")] = 60.0,
     batch_size: Annotated[int | None, typer.Option(help="Texts under way at a time; default: 16, on a GPU 64.")] = None,
     workers: Annotated[int | None, typer.Option(help="Threads that compute; default: 1, which uses all cores.")] = None,
+    http_processes: Annotated[
+        int, typer.Option(help="Processes that talk HTTP, beside the one that computes; 0: that one does both.")
+    ] = 0,
     group: Annotated[
         int | None,
         typer.Option(
@@ -76,10 +80,14 @@ def serve(
         "--max-queue": max_queue, "--timeout": timeout, "--batch-size": batch_size, "--workers": workers, "--group": group,
         "--replicas": replicas, "--max-replicas": max_replicas,
     })  # fmt: skip
+    if not 0 <= http_processes <= MOST_PROCESSES:
+        raise UserError(f"--http-processes is {http_processes}: give a number from 0 to {MOST_PROCESSES}.")
     if log_level not in LEVELS:
         raise UserError(f"--log-level is {log_level!r}: choose one of {', '.join(LEVELS)}.")
 
     if ray is not None:
+        if http_processes:
+            raise UserError("--http-processes are for a model in this process: leave it out, or leave --ray out.")
         check_address(ray)
         require_ray()
     elif replicas is not None or max_replicas is not None:
@@ -111,7 +119,8 @@ def serve(
         dtype,
         graphs,
     )
-    door = Door(host, port, token, (*LOOPBACK, host) if local and token is None else None, log_level)
+    names = (*LOOPBACK, host) if local and token is None else None
+    door = Door(host, port, token, names, log_level, http_processes)
     if ray is None:
         _here(spec, door)
     else:
@@ -119,13 +128,18 @@ def serve(
 
 
 def _here(spec: ServeSpec, door: Door) -> None:
-    """One model in this process."""
-    from scdd.serve.run import run
+    """One model in this process, and HTTP in others if that is asked for."""
+    from scdd.serve import fronts, run
+    from scdd.serve.app import app_of
 
-    app = spec.app(token=door.token, hosts=door.hosts, lent=True)
-    service = app.state.service
+    service = spec.service(lent=True)
     about = f"{_about(service.lm, service.name)} in {service.lm.dtype} on {service.lm.device}"
-    run(app, door.host, door.port, door.log_level, lambda address: _greet(about, address))
+    if door.processes:
+        each = f"HTTP in {door.processes} other process{'es' if door.processes > 1 else ''}"
+        fronts.run(service, door, door.processes, lambda address: _greet(f"{about}, {each}", address))
+    else:
+        app = app_of(service, door.token, door.hosts)
+        run.run(app, door.host, door.port, door.log_level, lambda address: _greet(about, address))
 
 
 def _on_ray(spec: ServeSpec, door: Door, address: str, replicas: Replicas) -> None:

@@ -14,11 +14,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
-from scdd.cluster.meters import REQUESTS, Families, added, families
 from scdd.cluster.replica import END, PLAIN
 from scdd.serve.errors import ApiError, late, lost
 from scdd.serve.metrics import Meters
 from scdd.serve.stream import event
+from scdd.serve.sums import REQUESTS, Families, added, families
 
 HEALTH = 5.0  # seconds in which a replica must answer for the server to be well
 GRACE = 5.0  # seconds beyond a replica's own limit, and for what it says after the end of an answer
@@ -92,6 +92,7 @@ class Front:
             raise lost() from None
 
     def _learn(self, replica: str, meters: Families) -> None:
+        # a counter changes only while a request is answered, so the last answer's are right; those of a replica that has gone still count
         self._replicas[replica] = [family for family in meters if family.name not in REQUESTS]
 
 

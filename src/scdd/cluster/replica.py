@@ -12,8 +12,9 @@ from typing import Any
 
 from starlette.types import Message
 
-from scdd.cluster.meters import families
+from scdd.serve.app import app_of
 from scdd.serve.spec import ServeSpec
+from scdd.serve.sums import families
 
 END = "scdd.end"
 """The last message: the route that answered, and the replica's meters."""
@@ -26,8 +27,8 @@ class Replica:
 
     def __init__(self, spec: ServeSpec, threads: int) -> None:
         """Ready when it returns: the model is loaded, and has written a text."""
-        self.app: Any = spec.app(threads=threads)
-        self.service = self.app.state.service
+        self.service = spec.service(threads)
+        self.app: Any = app_of(self.service, token=None, hosts=None)
         self.service.warm_up()
         self._id = secrets.token_hex(8)
         self._tasks: set[asyncio.Future[None]] = set()

@@ -20,6 +20,7 @@ from scdd.serve.guard import LOOPBACK, Guard
 from scdd.serve.jobs import Job
 from scdd.serve.limits import Limits
 from scdd.serve.service import Service
+from scdd.serve.settings import settings_of
 from scdd.serve.waiting import ClientGone
 
 KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
@@ -53,12 +54,16 @@ def create_app(
 
     `hosts`: names it answers to, None for any; `threads`: of torch, for each worker; `lent`: see `Scheduler`.
     """
-    service = Service(lm, limits or Limits(), name, threads, lent)
+    return app_of(Service(lm, limits or Limits(), name, threads, lent), token, hosts)
+
+
+def app_of(service: Service, token: str | None, hosts: Iterable[str] | None) -> FastAPI:
+    """The same, of a service."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
-        await run_in_threadpool(service.scheduler.close)
+        await service.desk.close()
 
     app = FastAPI(
         title="scdd",
@@ -89,6 +94,7 @@ def create_app(
 def _model_routes(service: Service) -> APIRouter:
     """Generate, infill, correct, score, tokenize, and the stream of steps."""
     router = APIRouter(prefix="/v1", tags=["scdd"], responses=REFUSED)
+    said: list[replies.SettingsReply] = []  # when somebody has asked
 
     @router.post("/generate", response_model=replies.SamplesReply)
     async def generate(body: ask.Generate, request: Request) -> Response:
@@ -139,12 +145,14 @@ def _model_routes(service: Service) -> APIRouter:
         facts = replies.of_correction if body.task == "correct" else replies.of_samples
         tasks: dict[str, Any] = {"generate": service.generate, "infill": service.infill, "correct": service.correct}
         job = await run_in_threadpool(tasks[body.task], body, record=True)
-        return stream.denoise(service, job, request, facts)
+        return await stream.denoise(service, job, request, facts)
 
     @router.get("/settings")
     async def settings() -> replies.SettingsReply:
         """The model, the limits, and what can be chosen, as the recipe's JSON schema has it."""
-        return service.settings
+        if not said:
+            said.append(settings_of(service))
+        return said[0]
 
     return router
 
@@ -180,7 +188,7 @@ def _site_routes(service: Service) -> APIRouter:
     @router.get("/healthz", tags=["server"], responses={403: REFUSED[403]})
     async def healthz() -> replies.Health:
         """Answered while the server takes requests; one that shuts down takes no connections."""
-        return replies.Health(status="ok", model=service.name, waiting=service.scheduler.waiting())
+        return replies.Health(status="ok", model=service.name, waiting=await service.desk.waiting())
 
     said: dict[int | str, dict[str, Any]] = {
         200: {"content": {"text/plain": {}}},
@@ -190,7 +198,7 @@ def _site_routes(service: Service) -> APIRouter:
     @router.get("/metrics", tags=["server"], response_class=PlainTextResponse, responses=said)
     async def metrics() -> Response:
         """Counters and histograms for Prometheus."""
-        return Response(service.meters.text(), media_type="text/plain; version=0.0.4")
+        return Response(await service.desk.metrics(), media_type="text/plain; version=0.0.4")
 
     return router
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from scdd.core.denoiser import Denoiser
 from scdd.core.options import altered
 from scdd.lm.results import Sample
-from scdd.lm.run import Ending, numbers, sample_of, settle, token_rows
+from scdd.lm.run import Ending, Text, numbers, sample_of, settle, token_rows
 from scdd.processes.base import Process
 from scdd.samplers.loop import RowBatch
 from scdd.samplers.plan import SamplingPlan, by_row, company
@@ -41,7 +41,7 @@ class Batches:
         sharing: Sharing,
         meters: Meters,
         most: int,
-        drawn: Callable[[Job, tuple[Sample, ...]], None],
+        drawn: Callable[[Job, tuple[Sample, ...] | tuple[Text, ...]], None],
         failed: Callable[[Job, Exception], None],
     ) -> None:
         """`most`: texts under way at a time. `drawn` and `failed` are told what becomes of jobs."""
@@ -235,17 +235,16 @@ class Batches:
         run = job.run
         assert run is not None
         try:
-            samples = tuple(sample_of(run.engine, run.plan, text) for text in run.texts)
+            samples = () if job.bare else tuple(sample_of(run.engine, run.plan, text) for text in run.texts)
         except Exception as error:
             self._end(job, error)
             return
         self.jobs.remove(job)
         job.left = 0.0
-        for sample in samples:
-            self.meters.tokens.inc(sample.unmasked)
-            self.meters.corrections.inc(sample.corrections)
-            self.meters.remasked.inc(sample.remasked)
-        self._drawn(job, samples)
+        meters = (self.meters.tokens, self.meters.corrections, self.meters.remasked)
+        for meter, moved in zip(meters, zip(*(text.counts for text in run.texts), strict=True), strict=True):
+            meter.inc(sum(moved))
+        self._drawn(job, tuple(run.texts) if job.bare else samples)
 
     # -- going wrong --------------------------------------------------------------------------------------------------
 

@@ -55,6 +55,12 @@ class Job:
     """Makes the answer of the run's samples, where that needs the network again."""
     long: bool = False
     """Whether the work, or the finish, takes more than an evaluation or so."""
+    order: tuple[str, Any, bool] | None = None
+    """(Verb, body, whether it is recorded): what the same job is made of elsewhere; None: its rows and plan say it all (`orders`)."""
+    process: Any = None
+    """The reverse process that was asked for, where it is not the model's own."""
+    bare: bool = False
+    """Whether whoever asked makes samples of the run's texts itself: they are the answer as they are."""
     watch: Callable[[Seen], None] | None = None
     future: Future[Any] = field(default_factory=Future)
     wanted: bool = True

@@ -107,7 +107,6 @@ class Order:
 def routes(service: Service, refused: dict[int | str, dict[str, Any]]) -> APIRouter:
     """The routes of OpenAI's API that this server has."""
     router = APIRouter(prefix="/v1", tags=["openai"], responses=refused)
-    born = int(time.time())
 
     @router.post("/completions", response_model=CompletionReply)
     async def completions(body: Completion, request: Request) -> Response | CompletionReply:
@@ -115,7 +114,7 @@ def routes(service: Service, refused: dict[int | str, dict[str, Any]]) -> APIRou
         order = await run_in_threadpool(Order, service, body, body.logprobs is not None)
         head = {"id": f"cmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": service.name}
         if body.stream:
-            return _stream(order, head, request)
+            return await _stream(order, head, request)
         answers = await service.answers(order.jobs, request)
         samples = [sample for answer in answers for sample in answer]
         return CompletionReply(
@@ -125,19 +124,19 @@ def routes(service: Service, refused: dict[int | str, dict[str, Any]]) -> APIRou
     @router.get("/models")
     async def models() -> ModelsReply:
         """The models that this server has: one."""
-        return ModelsReply(data=[ModelReply(id=service.name, created=born)])
+        return ModelsReply(data=[ModelReply(id=service.name, created=service.born)])
 
     @router.get("/models/{name}")
     async def model(name: str) -> ModelReply:
         """One model."""
         service.check_model(name)
-        return ModelReply(id=service.name, created=born)
+        return ModelReply(id=service.name, created=service.born)
 
     openai_chat.add_routes(router, service)
     return router
 
 
-def _stream(order: Order, head: dict[str, Any], request: Request) -> StreamingResponse:
+async def _stream(order: Order, head: dict[str, Any], request: Request) -> StreamingResponse:
     """Chunks as text becomes final. One prompt a stream: several would have to take turns anyway."""
     if len(order.jobs) > 1:
         raise ApiError(
@@ -147,6 +146,7 @@ def _stream(order: Order, head: dict[str, Any], request: Request) -> StreamingRe
     assert job.run is not None
     record = job.run.plan.record
     watched = Watched(order.service, job, request)
+    await watched.taken()
     cutters = [order.cutter(place) for place in range(job.rows)]
 
     def chunk(**fields: Any) -> bytes:

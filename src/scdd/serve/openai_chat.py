@@ -78,14 +78,15 @@ def add_routes(router: APIRouter, service: Service) -> None:
         order = await run_in_threadpool(ChatOrder, service, body)
         head = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": service.name}
         if body.stream:
-            return _stream(order, head, request)
+            return await _stream(order, head, request)
         (samples,) = await service.answers([order.job], request)
         return order.reply(head, samples)
 
 
-def _stream(order: ChatOrder, head: dict[str, Any], request: Request) -> StreamingResponse:
+async def _stream(order: ChatOrder, head: dict[str, Any], request: Request) -> StreamingResponse:
     """The answers when they are final, and comments until then: any token may change until the last step."""
     watched = Watched(order.service, order.job, request)
+    await watched.taken()
 
     def chunk(**fields: Any) -> bytes:
         data = {**head, "object": "chat.completion.chunk", "choices": [], **fields}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import signal
 import socket
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -40,8 +42,13 @@ class Server(uvicorn.Server):
                 listening.listen(connections.WAITING)
         self._watch = asyncio.ensure_future(connections.watch(self.server_state.connections, self._patience))
         if self._ready is not None:
-            host, port = self.servers[0].sockets[0].getsockname()[:2]
-            self._ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+            self._ready(address_of(self.servers[0].sockets[0]))
+
+
+def address_of(sock: Any) -> str:
+    """Where a socket listens."""
+    host, port = sock.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def server(
@@ -51,21 +58,24 @@ def server(
     return server_of(app, app.state.service.limits.seconds, Door(host, port, log_level=log_level), ready)
 
 
-def server_of(app: ASGIApp, seconds: float, door: Door, ready: Callable[[str], None] | None = None) -> Server:
-    """The same of any application. `seconds`: the time limit of a request."""
+def server_of(
+    app: ASGIApp, seconds: float, door: Door, ready: Callable[[str], None] | None = None, among: int = 1
+) -> Server:
+    """The same of any application. `seconds`: the time limit of a request; `among`: processes that share the connections."""
     log_level = door.log_level
     config = uvicorn.Config(
         app,
         host=door.host,
         port=door.port,
         loop="asyncio",  # whatever else is installed: what is known of its connections holds for this one
-        http=type("Connection", (connections.Connection,), {"most": connections.room()}),
+        http=type("Connection", (connections.Connection,), {"most": max(1, connections.room() // among)}),
         ws="none",
         log_level=log_level,
         timeout_graceful_shutdown=int(seconds + GRACE) + 1,
         timeout_keep_alive=30,
         server_header=False,
-        backlog=connections.BATCH,
+        # several take turns, so that no one gets a whole crowd while the others have nothing to do
+        backlog=connections.BATCH if among == 1 else 1,
     )
     if log_level == "info":
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
@@ -82,10 +92,14 @@ def run(app: FastAPI, host: str, port: int, log_level: str, ready: Callable[[str
     """
     made, scheduler = server(app, host, port, log_level, ready), app.state.service.scheduler
     app.state.service.warm_up()
-    # What is here stays: to look through all of torch's objects again and again would stop everybody for a tenth of a second.
+    keep()
+    until_signalled(made, scheduler.work, lambda: scheduler.close(wait=0.0))
+
+
+def keep() -> None:
+    """What is here stays: to look through all of torch's objects again and again would stop everybody for a tenth of a second."""
     gc.collect()
     gc.freeze()
-    until_signalled(made, scheduler.work, lambda: scheduler.close(wait=0.0))
 
 
 def until_signalled(made: Server, meanwhile: Callable[[], object], after: Callable[[], None]) -> None:
@@ -109,7 +123,26 @@ def until_signalled(made: Server, meanwhile: Callable[[], object], after: Callab
         for sign, handler in before.items():
             signal.signal(sign, handler)
     if not made.started:
-        raise UserError(
-            f"--port {made.config.port} on --host {made.config.host} cannot be bound: another program may have it, or the "
-            "address is not this machine's; choose another."
-        )
+        raise unbound(made.config.host, made.config.port)
+
+
+def bound(host: str, port: int) -> list[socket.socket]:
+    """Sockets for every address that a host has here, by the loop's own rules; they do not listen yet."""
+
+    async def bind() -> list[socket.socket]:
+        made = await asyncio.get_running_loop().create_server(asyncio.Protocol, host, port, start_serving=False)
+        with contextlib.closing(made):
+            return [sock.dup() for sock in made.sockets]
+
+    try:
+        return asyncio.run(bind())
+    except OSError as error:
+        raise unbound(host, port) from error
+
+
+def unbound(host: str, port: int) -> UserError:
+    """The address cannot be had."""
+    return UserError(
+        f"--port {port} on --host {host} cannot be bound: another program may have it, or the "
+        "address is not this machine's; choose another."
+    )

@@ -71,10 +71,13 @@ class Scheduler:
             waiting = self.waiting()
             most = self.limits.queue if waiting else max(self.limits.queue, len(jobs))
             full = waiting + len(jobs) > most
-            ahead, own = self._ahead(jobs), self._pace * sum(job.cost for job in jobs)
-            if full or own <= SURE * self.limits.seconds < ahead + own:
-                self.meters.rejected.inc()
-                raise busy(waiting, min(60, max(1, math.ceil(ahead / 2))))
+            own, end = self._pace * sum(job.cost for job in jobs), SURE * self.limits.seconds
+            # what all others need is quickly known, and mostly little enough, whatever of it they will wait for
+            if full or own <= end < self._pace * sum(job.left for job in self._jobs() if job.left > 0.0) + own:
+                ahead = self._ahead(jobs)
+                if full or end < ahead + own:
+                    self.meters.rejected.inc()
+                    raise busy(waiting, min(60, max(1, math.ceil(ahead / 2))))
             for job in jobs:
                 self._pending[job.lane].append(job)
             self._changed.notify_all()
@@ -86,12 +89,15 @@ class Scheduler:
     def _ahead(self, jobs: Sequence[Job]) -> float:
         """Seconds that these jobs will wait for others, at the present pace: all that came before them, or, where there is
         a place for every text, as much of each as they take themselves, since everybody takes steps in turn."""
-        others = [job for turns in self._turns for job in turns.jobs()]
-        others += [job for lane in self._pending.values() for job in lane]
-        places = self.limits.batch * self.limits.workers
+        others, places = self._jobs(), self.limits.batch * self.limits.workers
         own = sum(job.cost for job in jobs)
         fits = sum(job.rows for job in (*others, *jobs)) <= places
         return self._pace * sum(max(0.0, min(job.left, own) if fits else job.left) for job in others) / len(self._turns)
+
+    def _jobs(self) -> list[Job]:
+        """Whatever was submitted and is not done."""
+        taken = [job for turns in self._turns for job in turns.jobs()]
+        return taken + [job for lane in self._pending.values() for job in lane]
 
     def alive(self) -> bool:
         """Whether every worker thread is at its place."""

@@ -8,8 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import asdict
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,17 +20,17 @@ from scdd.core.options import altered
 from scdd.lm.model import LM
 from scdd.lm.options import RepairOptions
 from scdd.lm.rows import MOST_TRIES, SPAN
+from scdd.lm.run import Engine
 from scdd.processes.base import Process, make_process, process_of_kind
 from scdd.processes.options import PROCESSES, AutoregressiveOptions
-from scdd.recipe import load as recipe
-from scdd.samplers.options import SAMPLER_NAMES, SamplingOptions
+from scdd.samplers.options import SamplingOptions
 from scdd.samplers.plan import SamplingPlan
 from scdd.serve import requests as ask
+from scdd.serve.desk import Desk, Here
 from scdd.serve.errors import ApiError, beyond
 from scdd.serve.jobs import Guarded, Job, cost
 from scdd.serve.limits import Limits
 from scdd.serve.metrics import Meters
-from scdd.serve.replies import SettingsReply
 from scdd.serve.scheduler import Scheduler
 from scdd.serve.sharing import Sharing
 from scdd.serve.waiting import settled
@@ -48,12 +47,24 @@ class Service:
     def __init__(
         self, lm: LM, limits: Limits, name: str | None = None, threads: int | None = None, lent: bool = False
     ) -> None:
-        self.limits, self.name = limits, name or model_id(lm.name)
-        self.meters = Meters()
-        sharing, network = Sharing(lm, limits.rows_per_forward), lm.engine.model.denoiser
-        self.scheduler = Scheduler(network, limits, self.meters, sharing, threads, lent)
-        self.lm = lm.behind(lambda inner: cast(Denoiser, Guarded(inner, self.scheduler.before)))
+        meters, sharing, network = Meters(), Sharing(lm, limits.rows_per_forward), lm.engine.model.denoiser
+        self.scheduler = scheduler = Scheduler(network, limits, meters, sharing, threads, lent)
+        guarded = lm.behind(lambda inner: cast(Denoiser, Guarded(inner, scheduler.before)))
+        self._begin(guarded, limits, name or model_id(lm.name), meters, Here(scheduler))
+
+    @classmethod
+    def at(cls, desk: Desk, lm: LM, limits: Limits, name: str, meters: Meters, born: int) -> Service:
+        """One whose jobs are computed elsewhere: `lm` needs no weights, and there is no scheduler."""
+        made = cls.__new__(cls)
+        made._begin(lm, limits, name, meters, desk)
+        made.born = born
+        return made
+
+    def _begin(self, lm: LM, limits: Limits, name: str, meters: Meters, desk: Desk) -> None:
+        self.lm, self.limits, self.name, self.meters, self.desk = lm, limits, name, meters, desk
+        self.born = int(time.time())
         self._views = lru_cache(VIEWS)(self._view)
+        self._engines = lru_cache(VIEWS)(lambda process: self.under(process).engine)
         self._plans: dict[object, SamplingPlan] = {}  # by what was asked for: most ask for the same
         # two: the event loop asks for plans, and must not wait for a process that another thread makes
         self._viewing, self._planning = threading.Lock(), threading.Lock()
@@ -82,14 +93,22 @@ class Service:
             )  # fmt: skip
 
     def view(self, body: ask.Reverse) -> LM:
-        """The model that is asked for, maybe under another reverse process, its weights shared."""
+        """The model that is asked for."""
         self.check_model(body.model)
-        if body.process is None:
+        return self.under(body.process)
+
+    def under(self, process: Any) -> LM:
+        """The model, maybe under another reverse process, its weights shared."""
+        if process is None:
             return self.lm
         if self.lm.engine.autoregressive:
             raise UserError("process: this model is autoregressive and has none; leave it out.")
         with self._viewing:  # one view for all who ask: only then do their texts walk together
-            return self._views(body.process)
+            return self._views(process)
+
+    def engine(self, process: Any) -> Engine:
+        """That of the model under a process; made once, since nothing of it changes while it is served."""
+        return self._engines(process)
 
     def _view(self, process: Any) -> LM:
         lm = self.lm
@@ -179,7 +198,8 @@ class Service:
             self.tokens(text, name)
         stop = not body.suffix if body.stop is None else body.stop
         plan = self.plan(lm, body.chosen(SamplingOptions), body.seed, record=record, stop=stop)
-        return Job(run=lm.start(body.num, length=length, prompt=body.prompt, suffix=body.suffix, plan=plan))
+        run = lm.start(body.num, length=length, prompt=body.prompt, suffix=body.suffix, plan=plan)
+        return Job(run=run, process=body.process)
 
     def light(self, body: ask.Generate) -> bool:
         """Whether to understand it takes so little that the event loop may do it."""
@@ -204,8 +224,10 @@ class Service:
             raise beyond(
                 "num", f"asks for {len(run.starts)} fillings of all lengths", max(self.limits.texts, MOST_TRIES)
             )
-        chosen = len(run.starts) > body.num  # among fillings of several lengths
-        return Job(run=run, finish=run.choose if chosen else None, long=chosen)
+        if len(run.starts) == body.num:
+            return Job(run=run, process=body.process)
+        # the best among fillings of several lengths
+        return Job(run=run, finish=run.choose, long=True, order=("infill", _seeded(body, plan.seed), record))
 
     def correct(self, body: ask.Correct, record: bool = False) -> Job:
         """A text to repair."""
@@ -218,18 +240,20 @@ class Service:
         freeze = [item if isinstance(item, str) else (item[0], item[1]) for item in body.freeze]
         seed = draw_seed() if body.seed is None else body.seed
         repair = lm.to_repair(body.text, chosen, freeze=freeze, seed=seed, blocks=True)
+        order = "correct", _seeded(body, seed), record
         if repair.options.mode != "reverse":
             edits = repair.options.mode == "edit"
-            return Job(work=repair.at_once, cost=cost(len(tokens), EDITING if edits else 1), long=edits)
+            work = repair.at_once
+            return Job(work=work, cost=cost(len(tokens), EDITING if edits else 1), long=edits, order=order)
         run, finish = lm.start_correct(repair, record)
-        return Job(run=run, finish=lambda samples: finish(samples[0]))
+        return Job(run=run, finish=lambda samples: finish(samples[0]), order=order)
 
     def score(self, body: ask.Score) -> Job:
         """A text to judge."""
         lm = self.view(body)
         tokens = self.tokens(body.text)
         work = partial(lm.score, body.text, blocks=True, **body.chosen(RepairOptions))
-        return Job(work=work, cost=cost(len(tokens)))
+        return Job(work=work, cost=cost(len(tokens)), order=("score", body, False))
 
     def steps(self, wanted: int | None) -> int:
         """The steps that a request will take; the usual number is no reason to refuse it."""
@@ -239,7 +263,7 @@ class Service:
 
     async def answers(self, jobs: Sequence[Job], request: Request) -> list[Any]:
         """The jobs' answers; the jobs are dropped if time runs out or the client goes away."""
-        self.scheduler.submit(jobs)
+        self.desk.submit(jobs)
         try:
             return await settled(jobs, request, self.limits.seconds)
         finally:
@@ -253,35 +277,10 @@ class Service:
         """Of the network."""
         return self.lm.parameters
 
-    @cached_property
-    def settings(self) -> SettingsReply:
-        """What the playground needs to know."""
-        whole, own = recipe.schema(), self.lm.process
-        refusals = {name: self._refusal(name) for name in SAMPLER_NAMES}
-        return SettingsReply(
-            model=self.name,
-            parameters=self.parameters,
-            dtype=self.lm.dtype,
-            process={
-                "kind": self.lm.engine.process_name,
-                "schedule": repr(own.schedule) if isinstance(own, Process) else "",
-            },
-            context=self.lm.context,
-            room=self.lm.engine.room,
-            length=self.usual_length,
-            limits={name: getattr(self.limits, name) for name in ("length", "steps", "texts", "seconds", "body")},
-            sampling={**asdict(self.lm.sampling), "steps": self.steps(None)},
-            repair=asdict(self.lm.repair),
-            refusals={name: why for name, why in refusals.items() if why is not None},
-            recipe_schema={"$defs": whole["$defs"], **{k: whole["properties"][k] for k in ("sampling", "process")}},
-        )
 
-    def _refusal(self, sampler: str) -> str | None:
-        try:
-            self.lm.plan(sampler=sampler).sampler.check(self.lm.engine.model)
-        except UserError as error:
-            return str(error)
-        return None
+def _seeded(body: Any, seed: int) -> Any:
+    """The body with the seed that was drawn for it."""
+    return body if body.seed == seed else body.model_copy(update={"seed": seed})
 
 
 def draw_seed() -> int:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
-from fastapi import FastAPI
 
 from scdd.lm.loading import load
 from scdd.lm.model import LM
-from scdd.serve.app import create_app
 from scdd.serve.limits import Limits
+from scdd.serve.service import Service
 
 ROWS = {"cpu": 16, "gpu": 64}  # texts drawn together
 
@@ -25,6 +23,8 @@ class Door(NamedTuple):
     token: str | None = None
     hosts: tuple[str, ...] | None = None
     log_level: str = "info"
+    processes: int = 0
+    """That talk HTTP, beside the one that computes; 0: that one talks as well."""
 
 
 @dataclass(frozen=True)
@@ -62,18 +62,11 @@ class ServeSpec:
             rows_per_forward=self.group or (64 if on_gpu else None),
         )
 
-    def app(
-        self,
-        *,
-        token: str | None = None,
-        hosts: Iterable[str] | None = None,
-        threads: int | None = None,
-        lent: bool = False,
-    ) -> FastAPI:
-        """The application. `threads`: of torch, for all workers together; see `create_app` for the others."""
+    def service(self, threads: int | None = None, lent: bool = False) -> Service:
+        """The model and its scheduler. `threads`: of torch, for all workers together; `lent`: see `Scheduler`."""
         lm = self.load()
         limits = self.limits_of(lm)
         # said aloud, since OpenMP's own choice is slower
         each = max(1, (threads or torch.get_num_threads()) // limits.workers)
         share = each if lm.device.type == "cpu" else None
-        return create_app(lm, limits, token=token, hosts=hosts, name=self.name, threads=share, lent=lent)
+        return Service(lm, limits, self.name, share, lent)

@@ -31,13 +31,23 @@ class Watched:
     """A job whose steps arrive on the event loop."""
 
     def __init__(self, service: Service, job: Job, request: Request) -> None:
-        """Submits the job: refused ones raise here, before any answer has begun."""
+        """Submits the job; ask `taken` before any answer begins."""
         self.service, self.job, self.request = service, job, request
         self._loop = asyncio.get_running_loop()
         self._news: asyncio.Queue[Seen | None] = asyncio.Queue()
         job.watch = self._tell
         job.future.add_done_callback(lambda _: self._tell(None))
-        service.scheduler.submit([job])
+        service.desk.submit([job])
+
+    async def taken(self) -> None:
+        """Returns when the job is in the queue; refused ones raise here."""
+        try:
+            await asyncio.wait_for(self.service.desk.taken(self.job), self.service.limits.seconds)
+        except BaseException as error:
+            self.job.drop()
+            if isinstance(error, asyncio.TimeoutError):
+                raise late(self.service.limits.seconds) from None
+            raise
 
     def _tell(self, news: Seen | None) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended, and with it whoever listened
@@ -72,9 +82,12 @@ class Watched:
         return self.job.future.result(timeout=0)
 
 
-def denoise(service: Service, job: Job, request: Request, facts: Callable[[Any], dict[str, Any]]) -> StreamingResponse:
+async def denoise(
+    service: Service, job: Job, request: Request, facts: Callable[[Any], dict[str, Any]]
+) -> StreamingResponse:
     """`start`, then a `frame` for every text and step, then `result` and `done`; or `error`."""
     watched = Watched(service, job, request)
+    await watched.taken()
     assert job.run is not None
     plan, texts = job.run.plan, [[_shown(service, token) for token in row] for row in job.run.starts]
     start = {"model": service.name, "seed": plan.seed, "texts": texts, "steps": plan.steps}

@@ -13,7 +13,6 @@ from typing import Any
 from torch import Tensor
 
 from scdd.core.denoiser import Denoiser
-from scdd.lm.results import Sample
 from scdd.serve.batches import Batches
 from scdd.serve.jobs import Abandoned, Job
 from scdd.serve.metrics import Meters
@@ -114,12 +113,12 @@ class Turns:
     def _queue(self, job: Job, work: Callable[[], Any]) -> None:
         (self._long if job.long else self._short).append((job, work))
 
-    def _drawn(self, job: Job, samples: tuple[Sample, ...]) -> None:
-        """A job's texts are there."""
+    def _drawn(self, job: Job, drawn: Any) -> None:
+        """A job's texts are there: samples, or the texts themselves (`Job.bare`)."""
         if (finish := job.finish) is None:
-            job.future.set_result(samples)
+            job.future.set_result(drawn)
         else:
-            self._queue(job, lambda: finish(samples))
+            self._queue(job, lambda: finish(drawn))
 
     def _do(self, job: Job, work: Callable[[], Any]) -> None:
         self._working.append(job)

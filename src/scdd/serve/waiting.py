@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future
@@ -21,7 +22,7 @@ class ClientGone(Exception):
 
 async def settled(jobs: Sequence[Job], request: Request, seconds: float) -> list[Any]:
     """The answers of jobs that were submitted, if they come within so many seconds of their own coming."""
-    loop = asyncio.get_running_loop()
+    loop, here = asyncio.get_running_loop(), threading.get_ident()
     # one for all that may happen: tasks cost more than what they wait for
     news: asyncio.Future[None] = loop.create_future()
     waiting = len(jobs)
@@ -37,6 +38,9 @@ async def settled(jobs: Sequence[Job], request: Request, seconds: float) -> list
             happened()
 
     def told(future: Future[Any]) -> None:
+        if threading.get_ident() == here:  # the answer has come by a channel, which this loop reads
+            answered(future)
+            return
         with suppress(RuntimeError):  # the loop has ended, and with it whoever listened
             loop.call_soon_threadsafe(answered, future)
 

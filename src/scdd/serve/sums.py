@@ -1,7 +1,4 @@
-"""Meters of several replicas as one: each sends its own with its answers, and here they are added up.
-
-A counter changes only while a request is answered, so the last answer's are right; those of a replica that has gone still count.
-"""
+"""Meters of several processes as one: each sends its own, as plain data, and here they are added up."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import Metric
 
 REQUESTS = ("scdd_requests", "scdd_request_seconds")
-"""What the front counts itself: it sees those that no replica saw, too."""
+"""What whoever talks HTTP counts: it sees those that nobody computed anything for, too."""
 
 
 class Family(NamedTuple):
@@ -40,25 +37,30 @@ def families(registry: Any) -> Families:
     ]
 
 
-def added(parts: Iterable[Families]) -> bytes:
-    """The sum of all parts in Prometheus's text format."""
+def summed(parts: Iterable[Families]) -> Families:
+    """The sum of all parts."""
     total: dict[str, Family] = {}
     for family in (family for part in parts for family in part):
         sums = total.setdefault(family.name, family._replace(samples={})).samples
         for key, value in family.samples.items():
             sums[key] = sums.get(key, 0.0) + value
+    return list(total.values())
+
+
+def added(parts: Iterable[Families]) -> bytes:
+    """The same in Prometheus's text format."""
     registry = CollectorRegistry()
-    registry.register(_Sums(total))
+    registry.register(_Sums(summed(parts)))
     return bytes(generate_latest(registry))
 
 
 class _Sums:
-    def __init__(self, total: dict[str, Family]) -> None:
+    def __init__(self, total: Families) -> None:
         self._total = total
 
     def collect(self) -> Iterator[Metric]:
         """As prometheus_client asks for it."""
-        for family in self._total.values():
+        for family in self._total:
             metric = Metric(family.name, family.about, family.kind)
             for (name, labels), value in family.samples.items():
                 metric.add_sample(name, dict(labels), value)
