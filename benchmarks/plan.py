@@ -74,8 +74,8 @@ class Steps:
         for parameter in net.parameters():  # zero-initialised parts would make some kernels look fast
             if not parameter.detach().any():
                 torch.nn.init.normal_(parameter, std=0.02)
-        prepare(spec, net)
         world = World(device=torch.device(device))
+        prepare(spec, net, world.device)
         module = LossModule(net, objective(spec, vocab, net.width)).to(world.device)
         self.training = training
         self.parallel = Parallel(module, world, training.compile, training.cuda_graphs)

@@ -22,6 +22,7 @@ from scdd.core.types import padded
 from scdd.models import attention, llama
 from scdd.models.compiled import compile_network
 from scdd.models.dit import DiT
+from scdd.models.narrow import NarrowLinear, set_fp8
 from scdd.models.options import DECODERS, SIZES
 from scdd.objectives.base import BatchSlice
 from scdd.objectives.diffusion import DiffusionObjective
@@ -50,6 +51,8 @@ class Setup:
         self.model = network(args, self.vocab).to(args.device)
         # bfloat16 compute over float32 master weights on a GPU, plain float32 on a CPU
         self.model.compute_dtype = torch.bfloat16 if args.device == "cuda" else None
+        if args.precision == "fp8":
+            set_fp8(self.model, torch.device(args.device))
         for parameter in self.model.parameters():  # zero-initialised parts would make some kernels look fast
             if not parameter.detach().any():
                 torch.nn.init.normal_(parameter, std=0.02)
@@ -85,7 +88,7 @@ def network(args: Any, vocab: Vocab) -> Any:
         made = DiT(shape, vocab)
         made.recompute = args.recompute
         return made
-    llama.Block.mlp_impl, llama.Norm.impl = args.mlp, args.norm
+    llama.Block.mlp_impl, llama.Norm.impl, llama.Block.keeps_product = args.mlp, args.norm, args.keep_product
     attention.GROUPED[args.device] = args.groups or attention.GROUPED[args.device]
     made = llama.Llama(shape, vocab)
     made.recompute = args.recompute
@@ -159,18 +162,22 @@ def main() -> None:
     args.add_argument(
         "--attention",
         default="",
-        help="fused: ops.attention and ops.gelu; cudnn, flash or efficient first; default: as torch chooses",
+        choices=["", "torch", "cudnn", "flash", "efficient"],
+        help="default: ops.attention and ops.gelu; torch: neither; cudnn, flash or efficient: torch's, that one first",
     )
+    args.add_argument("--precision", default="bf16", choices=["bf16", "fp8"], help="of the blocks' products on a GPU")
+    args.add_argument("--wgrad", default="fp8", choices=["fp8", "bf16"], help="of their weights' gradients with fp8")
     args.add_argument("--mlp", default="auto", help="llama: impl of ops.swiglu")
+    args.add_argument("--keep-product", action="store_true", help="llama: keep the gated product for the backward pass")
     args.add_argument("--norm", default="auto", help="llama: impl of ops.norm")
     args.add_argument("--groups", default="", help="llama: native, fold or repeat, see models.attention.GROUPED")
     args.add_argument("--recompute", action="store_true", help="compute blocks again in the backward pass")
     args = args.parse_args()
     for name, value in DEFAULTS[args.network].items():
         setattr(args, name, getattr(args, name) or value)
-    attention.FUSED = args.attention == "fused"
+    attention.FUSED, NarrowLinear.wgrad = not args.attention, args.wgrad
     setup = Setup(args)
-    if args.attention and args.attention != "fused":
+    if args.attention not in ("", "torch"):
         names = {"cudnn": "CUDNN_ATTENTION", "flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION"}
         backend = getattr(torch.nn.attention.SDPBackend, names[args.attention])
         torch.nn.attention.sdpa_kernel([backend, torch.nn.attention.SDPBackend.MATH], set_priority=True).__enter__()
@@ -194,7 +201,7 @@ def main() -> None:
         lines.append(result(name, measure(work, args.device, args.repeats), tokens, flops(setup), rate))
     lines.append(result("plain cross-entropy, again", measure(works[lines[0].name], args.device, args.repeats), tokens))
     report(
-        f"training step, {args.size}, V = {args.vocab}, batch {args.batch} × {args.length}, {args.device}",
+        f"training step, {args.size}, {args.precision}, V = {args.vocab}, batch {args.batch} × {args.length}, {args.device}",
         lines,
         args.json,
         matmul_tflops=None if rate is None else round(rate / 1e12),

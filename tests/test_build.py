@@ -46,7 +46,9 @@ def test_every_shipped_recipe_builds_on_the_meta_device(name: str) -> None:
     objective = build.objective(spec, GPT2)
     assert all(p.is_meta for p in net.parameters())
     tokens = torch.zeros(2, spec.data.length, dtype=torch.int64, device="meta")
-    time = torch.zeros(2, dtype=torch.float64, device="meta") if spec.model.time_conditioning else None
+    time = (
+        torch.zeros(2, dtype=torch.float64, device="meta") if getattr(spec.model, "time_conditioning", False) else None
+    )
     assert net.hidden(tokens, time).shape == (2, spec.data.length, net.config.width)
     assert objective.state_dict() is not None
 

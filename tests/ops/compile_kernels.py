@@ -14,6 +14,7 @@ from triton.compiler import ASTSource
 from scdd.ops.attention import triton as attention
 from scdd.ops.documents import triton as documents
 from scdd.ops.elbo import triton as elbo
+from scdd.ops.fp8 import triton as fp8
 from scdd.ops.gelu import triton as gelu
 from scdd.ops.head import triton as head
 from scdd.ops.head import triton_draw as redraw
@@ -94,17 +95,21 @@ def main() -> None:
     for dtype in ("*bf16", "*fp32"):
         types = {**dict.fromkeys(sides, dtype), **dict.fromkeys(affine, "*fp32"), "group": "i32", "shares": "i32"}
         kernels = (
-            (norm._rows_forward, {"ADD": True}),
-            (norm._rows_forward, {"ADD": False}),
-            (norm._rows_backward, {"EACH": 16}),
+            (norm._rows_forward, {"ADD": True, "BLOCK": 1024}),
+            (norm._rows_forward, {"ADD": False, "BLOCK": 1024}),
+            (norm._rows_backward, {"EACH": 16, **norm._split(768)}),
         )
         for (kernel, more), centred in itertools.product(kernels, (False, True)):
             known = {k: v for k, v in types.items() if k in kernel.arg_names}
-            constants = {"EPS": 1e-6, "CENTRED": centred, "WIDTH": 768, "BLOCK": 1024, **more}
+            constants = {"EPS": 1e-6, "CENTRED": centred, "WIDTH": 768, **more}
             build(kernel, known, constants, norm.WARPS)
-        for kernel in (swiglu._product, swiglu._product_backward):
+        for kernel, more in (
+            (swiglu._product, {}),
+            (swiglu._product_backward, {"AGAIN": False}),
+            (swiglu._product_backward, {"AGAIN": True}),
+        ):
             known = {name: dtype for name in kernel.arg_names if name.endswith("_")}
-            build(kernel, known, {"WIDTH": 1536, "BLOCK": swiglu.BLOCK}, swiglu.WARPS)
+            build(kernel, known, {"WIDTH": 1536, "BLOCK": swiglu.BLOCK, **more}, swiglu.WARPS)
         types = {
             **dict.fromkeys(("x_", "y_", "d_", "d_x_"), dtype),
             "bias_": "*fp32",
@@ -115,6 +120,22 @@ def main() -> None:
             known = {name: kind for name, kind in types.items() if name in kernel.arg_names}
             build(kernel, known, {"WIDTH": 3072, "ROWS": gelu.ROWS, "BLOCK": gelu.BLOCK, **more}, gelu.WARPS)
     attend()
+    narrow()
+
+
+def narrow() -> None:
+    sizes = {"size": "i32", "each": "i32", "rows": "i32", "columns": "i32", "parts": "i32"}
+    types = {**sizes, "parts_": "*i32", "step_": "*fp32"}
+    for dtype, (codes, top), turned in itertools.product(
+        ("*bf16", "*fp32"), (("*fp8e4nv", 8), ("*fp8e5", 15)), (False, True)
+    ):
+        types |= {"x_": dtype, "codes_": codes, "turned_": codes if turned else dtype}
+        shape = {"PARTS": fp8.PARTS, "ROWS": fp8.ROWS, "COLUMNS": fp8.COLUMNS}
+        for kernel, constants, warps in (
+            (fp8._maxima, {"BLOCK": fp8.BLOCK}, fp8.WARPS),
+            (fp8._codes, {"TOP": top, "TURNED": turned, **shape}, fp8.TILE_WARPS),
+        ):
+            build(kernel, {name: kind for name, kind in types.items() if name in kernel.arg_names}, constants, warps)
 
 
 def attend() -> None:

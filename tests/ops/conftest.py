@@ -15,5 +15,5 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
         return
     for name in ("elbo.triton", "head.triton", "head.triton_draw", "update.triton", "swiglu.triton", "gelu.triton"):
         monkeypatch.setattr(import_module(f"scdd.ops.{name}"), "BLOCK", 128)
-    monkeypatch.setattr(import_module("scdd.ops.norm.triton"), "SHARES", 6)
+    monkeypatch.setattr(import_module("scdd.ops.norm.triton"), "_shares", lambda width: 6)
     monkeypatch.setattr(import_module("scdd.ops.gelu.triton"), "PROGRAMS", 6)

@@ -33,7 +33,10 @@ def run(given: list[Tensor], impl: str) -> list[Tensor]:
 
 
 @TRITON
-@pytest.mark.parametrize(("shape", "groups"), [((3, 5, 48), 1), ((3, 5, 48), 3), ((2, 7, 128), 1), ((1, 1, 16), 1)])
+@pytest.mark.parametrize(
+    ("shape", "groups"),
+    [((3, 5, 48), 1), ((3, 5, 48), 3), ((2, 7, 128), 1), ((1, 1, 16), 1), ((2, 3, 1), 1), ((2, 3, 577), 2)],
+)
 def test_the_kernels_are_the_reference(shape: tuple[int, int, int], groups: int) -> None:
     found = run(inputs(shape, groups, torch.float32), "triton")
     truth = run([t.detach().double().requires_grad_() for t in inputs(shape, groups, torch.float32)], "reference")
@@ -97,7 +100,7 @@ def rms_inputs(shape: tuple[int, int, int], dtype: torch.dtype) -> list[Tensor]:
 
 @TRITON
 @pytest.mark.parametrize("eps", [1e-6, 0.5])
-@pytest.mark.parametrize("shape", [(3, 5, 48), (2, 7, 128), (1, 1, 16)])
+@pytest.mark.parametrize("shape", [(3, 5, 48), (2, 7, 128), (1, 1, 16), (2, 3, 1), (2, 3, 577)])
 def test_the_rms_kernels_are_the_reference(shape: tuple[int, int, int], eps: float) -> None:
     found = run_rms(rms_inputs(shape, torch.float32), "triton", eps)
     exact = [t.detach().double().requires_grad_() for t in rms_inputs(shape, torch.float32)]

@@ -24,13 +24,13 @@ def inputs(shape: tuple[int, ...], out: int, bias: bool, dtype: torch.dtype) -> 
     return [*made, b.to(DEVICE, master).requires_grad_() if bias else None]
 
 
-def run(given: list[Tensor | None], impl: str) -> list[Tensor]:
+def run(given: list[Tensor | None], impl: str, keep: bool = False) -> list[Tensor]:
     """The result and the gradients of a sum that weighs every number of it otherwise."""
     x, weight, bias = given
     assert x is not None
     assert weight is not None
     with torch.autocast(DEVICE, torch.bfloat16, enabled=x.dtype == torch.bfloat16):
-        y = swiglu_linear(x, weight, bias, impl=impl)
+        y = swiglu_linear(x, weight, bias, keep, impl)
     assert y.dtype == x.dtype
     weights = torch.sin(torch.arange(y.numel(), device=DEVICE)).view(y.shape) + 0.5
     loss = (y * weights).float().sum()
@@ -41,19 +41,21 @@ def run(given: list[Tensor | None], impl: str) -> list[Tensor]:
 
 
 @TRITON
+@pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize(
     ("shape", "out", "bias"), [((2, 5, 48), 16, False), ((1, 3, 200), 8, True), ((4, 128), 3, True)]
 )
-def test_the_kernels_are_the_reference(shape: tuple[int, ...], out: int, bias: bool) -> None:
-    found = run(inputs(shape, out, bias, torch.float32), "triton")
+def test_the_kernels_are_the_reference(shape: tuple[int, ...], out: int, bias: bool, keep: bool) -> None:
+    found = run(inputs(shape, out, bias, torch.float32), "triton", keep)
     exact = run(inputs(shape, out, bias, torch.float64), "reference")
     for part, truth in zip(found, exact, strict=True):
         torch.testing.assert_close(part.double(), truth, rtol=1e-5, atol=2e-5)
 
 
 @TRITON
-def test_bfloat16_stays_within_its_rounding() -> None:
-    found = run(inputs((4, 16, 64), 32, True, torch.bfloat16), "triton")
+@pytest.mark.parametrize("keep", [True, False])
+def test_bfloat16_stays_within_its_rounding(keep: bool) -> None:
+    found = run(inputs((4, 16, 64), 32, True, torch.bfloat16), "triton", keep)
     given = [t for t in inputs((4, 16, 64), 32, True, torch.bfloat16) if t is not None]
     truth = run([t.detach().double().requires_grad_() for t in given], "reference")
     for part, exact in zip(found, truth, strict=True):
@@ -61,14 +63,15 @@ def test_bfloat16_stays_within_its_rounding() -> None:
 
 
 @TRITON
-def test_only_the_input_is_kept_for_the_backward_pass() -> None:
+@pytest.mark.parametrize("keep", [True, False])
+def test_the_product_is_kept_for_the_backward_pass_only_if_asked_for(keep: bool) -> None:
     x, weight, _ = inputs((2, 5, 48), 16, False, torch.float32)
     assert x is not None
     assert weight is not None
     kept: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
-        swiglu_linear(x, weight, impl="triton")
-    assert sorted(t.numel() for t in kept) == sorted((x.numel(), weight.numel()))
+        swiglu_linear(x, weight, keep=keep, impl="triton")
+    assert sorted(t.numel() for t in kept) == sorted((x.numel(), weight.numel(), *[x.numel() // 2] * keep))
 
 
 def test_the_reference_by_hand() -> None:

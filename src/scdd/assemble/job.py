@@ -70,7 +70,7 @@ class Job:
     def keeping(self) -> Keeping:
         """How the network runs on a GPU."""
         training = self.training
-        half = HALF if training.precision == "bf16" else FLOAT
+        half = FLOAT if training.precision == "float32" else HALF
         return Keeping(half=half, recompute=training.recompute, adapted=training.lora is not None)
 
 
@@ -118,6 +118,8 @@ def job_of(
         )
     if training.precision == "float32":
         notices.append("training.precision is float32, whose speed is assumed: only bf16 was measured")
+    if training.precision == "fp8":
+        notices.append("training.precision is fp8, whose speed and memory are not modelled: these are bf16's")
     sharing: Sharing = "none" if gpus == 1 else "ddp" if kind == "auto" else kind
     documents = bool(getattr(spec.data, "documents", False)) or (isinstance(spec.data, PairsOptions) and spec.data.pack)
     if documents:

@@ -158,8 +158,8 @@ def require_fit(spec: Recipe, net: Network, minimised: Objective) -> None:
             )
 
 
-def prepare(spec: Recipe, net: Network) -> None:
-    """What training changes of a network: what is frozen, adapted, computed again, and in which type."""
+def prepare(spec: Recipe, net: Network, device: torch.device) -> None:
+    """What training changes of a network: what is frozen, adapted, computed again, and in which type on that device."""
     training = spec.training
     if isinstance(spec.objective, PrismOptions) and spec.objective.freeze:
         net.requires_grad_(False)
@@ -170,4 +170,9 @@ def prepare(spec: Recipe, net: Network) -> None:
 
         with at("training"):
             adapt(net, training.lora, torch.Generator().manual_seed(derive_seed(spec.seed, "lora") >> 1))
-    net.compute_dtype = torch.bfloat16 if training.precision == "bf16" else None
+    if training.precision == "fp8":
+        from scdd.models.narrow import set_fp8
+
+        with at("training"):
+            set_fp8(net, device)
+    net.compute_dtype = None if training.precision == "float32" else torch.bfloat16

@@ -74,7 +74,7 @@ def pace(job: Job, gpu: Gpu, known: Constants, network: float = 50.0) -> Pace:
 
 def _work(job: Job) -> tuple[float, float]:
     """(Operations of products, as many as bfloat16 does in their time; bytes that are kept) of one pass."""
-    tokens, slower = job.micro * job.length, 1 if job.training.precision == "bf16" else FLOAT32
+    tokens, slower = job.micro * job.length, FLOAT32 if job.training.precision == "float32" else 1
     # What is recomputed is read and written as often as if it had been kept.
     whole = kept(job.shape, replace(job.keeping, recompute=False))
     again = 1 + FORWARD if job.training.recompute else 1.0
@@ -88,7 +88,7 @@ def _flops(job: Job) -> float:
 
 def _weights_moved(job: Job) -> float:
     """Bytes of weights and gradients that a pass moves, however few its tokens."""
-    cast = CAST * matrix_weights(job.shape) if job.training.precision == "bf16" else 0
+    cast = 0 if job.training.precision == "float32" else CAST * matrix_weights(job.shape)
     return cast + (ADDED * job.trained if job.passes > 1 else 0)
 
 

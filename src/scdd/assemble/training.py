@@ -186,7 +186,7 @@ def trainer(
     if checkpoint is not None:
         take_over(checkpoint, net, minimised, spec)
     require_fit(spec, net, minimised)
-    prepare(spec, net)
+    prepare(spec, net, world.device)
     module = LossModule(net, minimised, world.size, training.grow_attention).to(world.device)
     compile = training.compile and world.device.type == "cuda"
     parallel = Parallel(module, world, compile, training.cuda_graphs)
@@ -219,7 +219,7 @@ def _teacher(spec: Recipe, data: Corpus, world: World) -> Distillation | None:
         return None
     from scdd.assemble.teacher import distillation  # few runs have one
 
-    dtype = torch.bfloat16 if training.precision == "bf16" else torch.float32
+    dtype = torch.float32 if training.precision == "float32" else torch.bfloat16
     return distillation(options.teacher, data.tokenizer, world.device, dtype, training.compile)
 
 

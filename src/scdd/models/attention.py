@@ -23,9 +23,8 @@ FLASH_WIDTH = 256  # the widest heads that flash attention takes
 GROUPED = {"cuda": "native", "cpu": "fold"}
 """By device, how few heads of keys serve many of queries: by flash attention itself (native), as more queries (fold), or
 by copies of the keys (repeat), which is also what the others do where they cannot."""
-FUSED = False
-"""Whether training takes the kernels of `ops.attention` and `ops.gelu` where they pay. They agree with torch's own on a GPU, kernel by
-kernel and in networks that are not compiled; inside a compiled one they have not been run yet, so they wait to be asked for."""
+FUSED = True
+"""Whether training takes the kernels of `ops.attention` and `ops.gelu` where they pay; torch's own are what they are held to."""
 SHORTEST = 1024  # rows of the first table: most runs never grow it, so a compiled graph never sees it change
 
 

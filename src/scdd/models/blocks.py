@@ -65,7 +65,11 @@ class Linear(nn.Linear):
         if gate.shape[0] != 1:
             y: Tensor = self(x)
             return gate.to(y.dtype) * y
-        return F.linear(x, *self._folded(gate.reshape(-1), x.dtype))
+        return self.product(x, *self._folded(gate.reshape(-1), x.dtype))
+
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The map with a weight and a bias that were made of its own."""
+        return F.linear(x, weight, bias)
 
     def _folded(self, gate: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
         """(gate W, gate b); kept on a CPU for weights that nobody trains, where folding is a good part of a short text's time."""

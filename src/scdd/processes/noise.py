@@ -49,6 +49,10 @@ class Noise:
         self.vocab, self.name, self.values = vocab, name, given / total
         self._homes: dict[torch.device, tuple[Tensor, Tensor, Tensor]] = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what is kept for this process's devices: whoever reads it may have none of them."""
+        return {**self.__dict__, "_homes": {}}
+
     @cached_property
     def digest(self) -> str:
         """What tells two of a name apart."""

@@ -17,7 +17,7 @@ from scdd.ops.triton_rows import traceable
 
 EPSILON = 1e-5  # F.layer_norm's
 WARPS = 1  # a row's sums then stay within one warp
-SHARES = 2112  # programs of the backward pass, over all groups: 16 for each multiprocessor of an H200
+MULTIPROCESSORS = 132  # an H200's
 
 
 def add_norm(x: Tensor, delta: Tensor, scale: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
@@ -44,16 +44,26 @@ def _backward(total: Tensor, scale: Tensor, d_total: Tensor, d_normal: Tensor) -
     total, scale, d_total, d_normal = (t.contiguous() for t in (total, scale, d_total, d_normal))
     width, groups = total.shape[-1], scale.shape[0]
     rows = total.numel() // width
-    shares = max(1, SHARES // groups)  # of each group's rows
+    shares = max(1, _shares(width) // groups)  # of each group's rows
     d_x = torch.empty_like(total)
     d_scale = torch.empty(groups, shares, width, dtype=torch.float32, device=total.device)
     d_shift = torch.empty_like(d_scale)
     traceable(_rows_backward)[(groups * shares,)](
         total, scale, d_total, d_normal, d_x, d_scale, d_shift, rows // groups, shares,
-        EACH=-(-(rows // groups) // shares), EPS=EPSILON, CENTRED=True,
-        WIDTH=width, BLOCK=triton.next_power_of_2(width), num_warps=WARPS,
+        EACH=-(-(rows // groups) // shares), EPS=EPSILON, CENTRED=True, WIDTH=width, **_split(width), num_warps=WARPS,
     )  # fmt: skip
     return d_x, d_scale.sum(1, keepdim=True), d_shift.sum(1, keepdim=True)
+
+
+def _shares(width: int) -> int:
+    """Programs of the backward pass, over all groups: as many as run at once, since wider rows take more registers."""
+    return MULTIPROCESSORS * (12 if width <= 768 else 8)
+
+
+def _split(width: int) -> dict[str, int]:
+    """A row's columns as two blocks, both powers of two, that waste few lanes: a power of two is halved."""
+    main = 1 << max(0, (width - 1).bit_length() - 1)
+    return {"MAIN": main, "REST": triton.next_power_of_2(max(1, width - main))}
 
 
 def _remember(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -96,12 +106,12 @@ def _rms_backward(total: Tensor, scale: Tensor, d_total: Tensor, d_normal: Tenso
     total, scale, d_total, d_normal = (t.contiguous() for t in (total, scale, d_total, d_normal))
     width = total.shape[-1]
     rows = total.numel() // width
+    shares = _shares(width)
     d_x = torch.empty_like(total)
-    d_scale = torch.empty(SHARES, width, dtype=torch.float32, device=total.device)
-    traceable(_rows_backward)[(SHARES,)](
-        total, scale, d_total, d_normal, d_x, d_scale, d_scale, rows, SHARES,
-        EACH=-(-rows // SHARES), EPS=eps, CENTRED=False,
-        WIDTH=width, BLOCK=triton.next_power_of_2(width), num_warps=WARPS,
+    d_scale = torch.empty(shares, width, dtype=torch.float32, device=total.device)
+    traceable(_rows_backward)[(shares,)](
+        total, scale, d_total, d_normal, d_x, d_scale, d_scale, rows, shares,
+        EACH=-(-rows // shares), EPS=eps, CENTRED=False, WIDTH=width, **_split(width), num_warps=WARPS,
     )  # fmt: skip
     return d_x, d_scale.sum(0)
 
@@ -173,33 +183,54 @@ def _rows_forward(
 
 
 @triton.jit
+def _part_backward(total_, d_total_, d_normal_, at, inside):
+    """Part of a row, with its gradients as a norm and as what is added to, float32; zero outside."""
+    x = tl.load(total_ + at, mask=inside, other=0.0).to(tl.float32)
+    above = tl.load(d_normal_ + at, mask=inside, other=0.0).to(tl.float32)
+    return x, above, tl.load(d_total_ + at, mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
 def _rows_backward(
     total_, scale_, d_total_, d_normal_, d_x_, d_scale_, d_shift_, group, shares,
-    EACH: tl.constexpr, EPS: tl.constexpr, CENTRED: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+    EACH: tl.constexpr, EPS: tl.constexpr, CENTRED: tl.constexpr, WIDTH: tl.constexpr, MAIN: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
+    # A row has MAIN columns, a power of two, and at most REST more: of 576 as one block of 1,024 nearly half would be arithmetic on
+    # nothing, and it is arithmetic that bounds this kernel.
     program = tl.program_id(0)
     number = program // shares
     first = (program % shares) * EACH
-    j = tl.arange(0, BLOCK)
-    scale = tl.load(scale_ + number * WIDTH + j, mask=j < WIDTH, other=0.0).to(tl.float32)
-    d_scale = tl.zeros((BLOCK,), tl.float32)
-    d_shift = tl.zeros((BLOCK,), tl.float32)
+    i, j = tl.arange(0, MAIN), MAIN + tl.arange(0, REST)
+    affine = scale_ + number * WIDTH
+    scale, scale2 = tl.load(affine + i).to(tl.float32), tl.load(affine + j, mask=j < WIDTH, other=0.0).to(tl.float32)
+    d_scale, d_shift = tl.zeros((MAIN,), tl.float32), tl.zeros((MAIN,), tl.float32)
+    d_scale2, d_shift2 = tl.zeros((REST,), tl.float32), tl.zeros((REST,), tl.float32)
     for k in tl.range(0, EACH, num_stages=2):
         row = first + k
-        inside = (j < WIDTH) & (row < group)
-        at = (number.to(tl.int64) * group + row) * WIDTH + j
-        x = tl.load(total_ + at, mask=inside, other=0.0).to(tl.float32)
-        above = tl.load(d_normal_ + at, mask=inside, other=0.0).to(tl.float32)
-        beside = tl.load(d_total_ + at, mask=inside, other=0.0).to(tl.float32)
-        normal, inverse = _normalised(x, j, EPS, CENTRED, WIDTH)
+        at = (number.to(tl.int64) * group + row) * WIDTH
+        inside, inside2 = (i < WIDTH) & (row < group), (j < WIDTH) & (row < group)
+        x, above, beside = _part_backward(total_, d_total_, d_normal_, at + i, inside)
+        x2, above2, beside2 = _part_backward(total_, d_total_, d_normal_, at + j, inside2)
+        if CENTRED:
+            mean = (tl.sum(x, 0) + tl.sum(x2, 0)) / WIDTH
+            x, x2 = x - mean, tl.where(j < WIDTH, x2 - mean, 0.0)
+        inverse = 1.0 / tl.sqrt((tl.sum(x * x, 0) + tl.sum(x2 * x2, 0)) / WIDTH + EPS)
+        normal, normal2 = x * inverse, x2 * inverse
+        pull, pull2 = above * scale, above2 * scale2
+        along = (tl.sum(pull * normal, 0) + tl.sum(pull2 * normal2, 0)) / WIDTH
         d_scale += above * normal
-        pull = above * scale
-        d_x = pull
+        d_scale2 += above2 * normal2
+        d_x, d_x2 = pull - normal * along, pull2 - normal2 * along
         if CENTRED:
             d_shift += above
-            d_x -= tl.sum(pull, 0) / WIDTH
-        d_x = (d_x - normal * (tl.sum(pull * normal, 0) / WIDTH)) * inverse
-        tl.store(d_x_ + at, (d_x + beside).to(d_x_.dtype.element_ty), mask=inside)
-    tl.store(d_scale_ + program.to(tl.int64) * WIDTH + j, d_scale, mask=j < WIDTH)
+            d_shift2 += above2
+            level = (tl.sum(pull, 0) + tl.sum(pull2, 0)) / WIDTH
+            d_x, d_x2 = d_x - level, d_x2 - level
+        tl.store(d_x_ + at + i, (d_x * inverse + beside).to(d_x_.dtype.element_ty), mask=inside)
+        tl.store(d_x_ + at + j, (d_x2 * inverse + beside2).to(d_x_.dtype.element_ty), mask=inside2)
+    share = program.to(tl.int64) * WIDTH
+    tl.store(d_scale_ + share + i, d_scale)
+    tl.store(d_scale_ + share + j, d_scale2, mask=j < WIDTH)
     if CENTRED:
-        tl.store(d_shift_ + program.to(tl.int64) * WIDTH + j, d_shift, mask=j < WIDTH)
+        tl.store(d_shift_ + share + i, d_shift)
+        tl.store(d_shift_ + share + j, d_shift2, mask=j < WIDTH)

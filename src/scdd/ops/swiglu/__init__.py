@@ -9,15 +9,17 @@ from scdd.ops.common import choose
 from scdd.ops.swiglu import reference
 
 
-def swiglu_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, impl: str = "auto") -> Tensor:
+def swiglu_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, keep: bool = False, impl: str = "auto"
+) -> Tensor:
     """W (silu(gate) · up) + b with gate ‖ up = x [..., 2M] and W [N, M]; the result has x's dtype.
 
-    On a GPU, while gradients are wanted, only x is kept for the backward pass: the kernel that differentiates the
-    product writes it once more, for the weight's gradient. The compiler alone keeps both, half as much again.
+    For the backward pass on a GPU x is kept and, if `keep`, the product. Without, the kernel that differentiates the product writes it
+    once more, for the weight's gradient: two thirds of the memory, and a fifth more of that kernel's traffic.
     """
     plain = torch.compiler.is_compiling() and not torch.is_grad_enabled()  # which the compiler fuses as well
     if impl == "triton" or (choose(impl, x) == "triton" and not plain):
         from scdd.ops.swiglu.triton import swiglu_linear as fused
 
-        return fused(x, weight, bias)
-    return reference.swiglu_linear(x, weight, bias)
+        return fused(x, weight, bias, keep)
+    return reference.swiglu_linear(x, weight, bias, keep)

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 
-def swiglu_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """See `ops.swiglu.swiglu_linear`."""
+def swiglu_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, keep: bool = False) -> Tensor:
+    """See `ops.swiglu.swiglu_linear`; what is kept is torch's choice."""
     gate, up = x.chunk(2, dim=-1)
     return F.linear(F.silu(gate) * up, weight, bias)
