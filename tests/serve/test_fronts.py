@@ -249,10 +249,8 @@ def test_whoever_leaves_frees_the_places(server: Server, path: str) -> None:
     before, drawn = client.meter("scdd_abandoned_jobs_total"), client.meter("scdd_unmasked_tokens_total")
     body = {"task": "generate", **LONG} if path == "/v1/denoise" else {**LONG, "num": 4}
     with sent(client, path, body):
-        steps = client.meter("scdd_network_evaluations_total")
-        assert until(
-            lambda: client.meter("scdd_network_evaluations_total") > steps + 8
-        )  # more than others still had to take
+        steps = client.meter("scdd_network_evaluations_total") + 8  # others may have some left
+        assert until(lambda: client.meter("scdd_network_evaluations_total") > steps)
     assert until(lambda: client.meter("scdd_abandoned_jobs_total") == before + 1)
     assert client.meter("scdd_unmasked_tokens_total") == drawn  # it did not end by itself
 
