@@ -496,3 +496,38 @@ def test_whoever_reads_nothing_keeps_no_sender_waiting() -> None:
     assert sorted(numbers) == sorted([*range(20)] * 2)
     ours.close()
     theirs.close()
+
+
+def test_whoever_stands_still_is_given_up() -> None:
+    from scdd.serve.channel import Kind, Sender
+
+    ours, theirs = socket.socketpair()
+    sender, big = Sender(ours, most=1_000_000), b"x" * 100_000
+    ended = threading.Thread(target=ours.recv, args=(1,))  # as the server listens to a front
+    ended.start()
+    for i in range(40):
+        sender.send((Kind.SEEN, i, big))
+    ended.join(10)
+    assert not ended.is_alive()
+    ours.close()
+    theirs.close()
+
+
+def test_a_front_that_stands_still_is_killed_and_replaced(lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    from scdd.serve import fronts
+    from scdd.serve.limits import Limits
+    from scdd.serve.service import Service
+    from scdd.serve.spec import Door
+
+    monkeypatch.setattr(fronts, "ENDING", 0.2)
+    service = Service(lm, Limits(**SMALL), threads=1, lent=True)
+    made = fronts.Fronts(service, Door("127.0.0.1", 0), 1)
+    made.start()
+    made.listen()
+    (still,) = made.processes
+    os.kill(still, signal.SIGSTOP)
+    made._fronts[0].channel.shutdown(socket.SHUT_RDWR)  # as `Sender` does
+    assert until(lambda: still not in made.processes and len(made.processes) == 1, 20.0)
+    assert not Path(f"/proc/{still}").exists()
+    made.end()
+    made.until_ended()

@@ -18,6 +18,7 @@ from typing import Any
 
 HEAD = struct.Struct("!I")
 PIECE = 1 << 18  # bytes that are read at once
+BACKLOG = 1 << 26  # bytes that wait for a reader; one that is so far behind stands still
 
 
 class Kind(IntEnum):
@@ -90,17 +91,26 @@ def _exactly(sock: socket.socket, size: int) -> bytes:
 class Sender:
     """Sends from any thread and never waits: what does not fit into the socket at once goes from a thread of its own."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        self._socket, self._lock = sock, threading.Lock()
+    def __init__(self, sock: socket.socket, most: int = BACKLOG) -> None:
+        """`most`: bytes that may wait."""
+        self._socket, self._lock, self._most = sock, threading.Lock(), most
         self._later: list[bytes] = []
-        self._busy = False
+        self._busy, self._size = False, 0
 
     def send(self, message: Message) -> None:
-        """After all that was sent before. What the other side has not read when it ends is lost with it."""
+        """After all that was sent before. What the other side has not read when it ends is lost with it.
+
+        Where more would wait than may, the channel is shut: both sides read its end.
+        """
         data = packed(message)
         with self._lock:
             if self._busy:
                 self._later.append(data)
+                self._size += len(data)
+                if self._size > self._most:
+                    self._later, self._size = [], 0
+                    with contextlib.suppress(OSError):
+                        self._socket.shutdown(socket.SHUT_RDWR)
                 return
             try:
                 sent = self._socket.send(data, socket.MSG_DONTWAIT)
@@ -117,7 +127,7 @@ class Sender:
     def _rest(self) -> None:
         while True:
             with self._lock:
-                data, self._later = b"".join(self._later), []
+                data, self._later, self._size = b"".join(self._later), [], 0
                 self._busy = bool(data)
             if not data:
                 return

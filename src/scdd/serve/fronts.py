@@ -109,6 +109,9 @@ class Fronts:
         """A front has ended, and is replaced; where one cannot even start as the server does, others would not either."""
         front.forget()
         front.process.join(ENDING)
+        if front.process.is_alive():  # it stands still, and would take no notice of anything else
+            front.process.kill()
+            front.process.join()
         with self._lock:
             self._fronts.remove(front)
             self._gone = summed([self._gone, front.meters])
