@@ -119,6 +119,9 @@ def test_kernels_and_recomputing_keep_less() -> None:
     for shape in (DIT, LLAMA):
         plain, fused = kept(shape, Keeping(fused=False)), kept(shape)
         assert fused < plain
+    of_mlps = 2 * LLAMA.depth * LLAMA.mlp_width
+    assert kept(LLAMA, Keeping(products=True)) - kept(LLAMA) == of_mlps
+    assert kept(LLAMA, Keeping(products=True, fused=False)) == kept(LLAMA, Keeping(fused=False))
     assert kept(DECODERS["smollm2-1.7b"], Keeping(recompute=True)) < 0.25 * kept(DECODERS["smollm2-1.7b"])
 
 

@@ -105,7 +105,22 @@ class Own(nn.Module):
         return self.inner.hidden(z_t, t, documents)
 
 
-def test_a_network_that_cannot_is_refused(recipe_file: Path, tmp_path: Path) -> None:
-    spec = load(recipe_file, ["training.recompute=true"])
-    with pytest.raises(UserError, match=r"training\.recompute needs a network of kind dit or llama"):
+@pytest.mark.parametrize(
+    ("option", "told"), [("recompute", "needs a network of kind dit or llama"), ("keep_products", "gated MLPs")]
+)
+def test_a_network_that_cannot_is_refused(option: str, told: str, recipe_file: Path, tmp_path: Path) -> None:
+    spec = load(recipe_file, [f"training.{option}=true"])
+    with pytest.raises(UserError, match=rf"training\.{option} .*{told}"):
         build.trainer(spec, tmp_path / "run", World(), build.corpus(spec), own_network=Own)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kept"), [((), False), (("keep_products",), True), (("keep_products", "recompute"), False)]
+)
+def test_gated_products_are_kept_where_a_recipe_says_so(
+    changes: tuple[str, ...], kept: bool, recipe_file: Path, tmp_path: Path
+) -> None:
+    llama = "model={kind: llama, size: custom, depth: 2, width: 32, heads: 2, kv_heads: 1, mlp_width: 96}"
+    spec = load(recipe_file, [llama, *(f"training.{option}=true" for option in changes)])
+    trainer = build.trainer(spec, tmp_path / "run", World(), build.corpus(spec))
+    assert [layer.keeps_product for layer in trainer.module.network.layers()] == [kept, kept]

@@ -71,7 +71,8 @@ class Job:
         """How the network runs on a GPU."""
         training = self.training
         half = FLOAT if training.precision == "float32" else HALF
-        return Keeping(half=half, recompute=training.recompute, adapted=training.lora is not None)
+        products, adapted = training.keep_products, training.lora is not None
+        return Keeping(half=half, recompute=training.recompute, products=products, adapted=adapted)
 
 
 def adapters(shape: Shape, lora: LoraOptions) -> int:

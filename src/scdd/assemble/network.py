@@ -148,6 +148,8 @@ def require_fit(spec: Recipe, net: Network, minimised: Objective) -> None:
         raise UserError(
             "training.recompute needs a network of kind dit or llama: switch it off, or use a smaller micro_batch_size."
         )
+    if training.keep_products and not any(hasattr(layer, "keeps_product") for layer in net.layers()):
+        raise UserError("training.keep_products is about the gated MLPs of a network of kind llama: switch it off.")
     if isinstance(spec.objective, PrismOptions):
         if training.lora is not None:
             raise UserError("training.lora adapts a denoiser, and objective.kind prism trains a head: choose one.")
@@ -165,6 +167,9 @@ def prepare(spec: Recipe, net: Network, device: torch.device) -> None:
         net.requires_grad_(False)
     if training.recompute:
         cast(Any, net).recompute = True
+    elif training.keep_products:
+        for layer in net.layers():
+            cast(Any, layer).keeps_product = True
     if training.lora is not None:
         from scdd.training.lora import adapt
 

@@ -96,6 +96,7 @@ class Keeping:
     half: int = HALF  # bytes of an activation
     fused: bool = True  # ops.norm and ops.swiglu are kernels, as on a GPU; in plain torch they keep more
     recompute: bool = False
+    products: bool = False  # of gated MLPs, which the fused backward pass makes again otherwise
     adapted: bool = False  # with LoRA: gates and gated products are no longer folded into matrices
 
 
@@ -121,7 +122,8 @@ def whole_block(shape: Shape, how: Keeping) -> int:
         mlp = 2 * MLP_RATIO * shape.width  # before and after GELU
         mlp += 2 * shape.width * (shape.time_conditioning or how.adapted)  # what the gates multiply
     else:
-        mlp = 2 * shape.mlp_width * (1 if how.fused and not how.adapted else 2)
+        lean = how.fused and not how.adapted
+        mlp = shape.mlp_width * (2 + how.products if lean else 4)
     norms = 2 * _seam(shape.width, how)
     if isinstance(shape, LlamaConfig) and shape.qk_norm and not how.fused:
         norms += (mixed + keys) * (FLOAT + FLOAT * (how.half != FLOAT))

@@ -80,7 +80,7 @@ class Block(nn.Module):
 
     MATRICES: ClassVar = ("qkv", "out", "mlp_in", "mlp_out")  # from activations to activations
     mlp_impl: ClassVar = "auto"  # of ops.swiglu
-    keeps_product: ClassVar = False  # see ops.swiglu; less traffic, half as much again of what the MLP keeps
+    keeps_product = False  # see ops.swiglu; less traffic, half as much again of what the MLP keeps
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()

@@ -121,6 +121,9 @@ class TrainingOptions(OptimiserOptions, BatchOptions):
     recompute: bool = False
     """Keep little of the forward pass and compute each block again in the backward pass: a fifth of the memory for a third
     more time. Needs a network of kind dit or llama."""
+    keep_products: bool = False
+    """Keep the gated products of a llama's MLPs, which a GPU's backward pass makes again otherwise: one percent faster, and half as
+    much again of what an MLP keeps. Nothing changes where recompute or LoRA decides what is kept."""
     deterministic: bool = False
     """Same bits from run to run, and after resuming, on a GPU as well; slower there. A CPU does so anyway."""
     parallel: Literal["auto", "none", "ddp", "fsdp", "hsdp"] = "auto"
@@ -192,6 +195,7 @@ CHANGEABLE = frozenset(
             "compile",
             "cuda_graphs",
             "recompute",
+            "keep_products",
             "parallel",
             "watchdog",
             "shard_ranks",
