@@ -91,7 +91,8 @@ class Steps:
         count = self.training.batch_size
         for rows, part in BatchSlice(0, self.step, 0, count, count).micro_batches(self.training.micro_batch_size):
             with self.parallel.sending_gradients(last=rows.stop == count):
-                self.optimiser.take_gradients(self.parallel.forward(self.tokens[rows], None, None, part).total)
+                loss = self.parallel.forward(self.tokens[rows], None, None, part).total
+                self.optimiser.take_gradients(loss, alone=rows == slice(0, count))
         norm = self.optimiser.update_and_average(self.step, self.average)
         if self.step == 0 and not norm.isfinite():
             raise SystemExit(f"the gradient's norm is {norm.item()}: a broken step is not worth timing")

@@ -80,10 +80,7 @@ def compile_all(trainer: Trainer) -> None:
             documents = None if batch.documents is None else batch.documents[rows_]
             trainer.optimiser.take_gradients(trainer.parallel.forward(batch.tokens[rows_], documents, None, part).total)
     for parameter in trainer.optimiser.parameters.values():
-        if trainer.optimiser.keep_gradients and parameter.grad is not None:
-            parameter.grad.zero_()
-        else:
-            parameter.grad = None
+        parameter.grad = None
 
 
 def train(trainer: Trainer, seconds: float) -> Training:

@@ -72,6 +72,10 @@ class Setup:
         rows, each = self.args.batch, self.args.micro or self.args.batch
         return [BatchSlice(0, self.step, at, min(each, rows - at), rows) for at in range(0, rows, each)]
 
+    def take(self, loss: torch.Tensor, part: BatchSlice) -> None:
+        """The gradients of one piece."""
+        self.optimiser.take_gradients(loss, alone=part.count == part.total)
+
     def finish(self) -> None:
         """Clip, AdamW, average."""
         self.norm = self.optimiser.update_and_average(self.step, self.average)
@@ -105,7 +109,7 @@ def diffusion_step(setup: Setup, process: Process, steps: int | None, impl: str)
         for part in setup.parts():
             tokens = setup.tokens[part.first : part.first + part.count]
             torch.compiler.cudagraph_mark_step_begin()
-            setup.optimiser.take_gradients(objective.loss(setup.model, tokens, None, part).total)
+            setup.take(objective.loss(setup.model, tokens, None, part).total, part)
         setup.finish()
 
     return work
@@ -127,7 +131,7 @@ def plain_step(setup: Setup) -> Callable[[], None]:
             torch.compiler.cudagraph_mark_step_begin()
             hidden = setup.model.hidden(x, torch.zeros(x.shape[0], device=x.device))
             share = part.count / part.total
-            setup.optimiser.take_gradients(compiled(hidden.flatten(0, 1), x, head.weight, head.bias) * share)
+            setup.take(compiled(hidden.flatten(0, 1), x, head.weight, head.bias) * share, part)
         setup.finish()
 
     return work

@@ -48,3 +48,30 @@ def test_a_gpu_run_is_repeated_and_resumed_with_the_same_bits(
         resumed = weights("c", 12)
     for other in (again, resumed):
         assert all(torch.equal(x, y) for x, y in zip(whole, other, strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("pieces", [1, 2])
+@pytest.mark.parametrize("network", ["dit", "llama"])
+def test_passes_that_are_replayed_learn_what_launched_ones_do(
+    pieces: int, network: str, recipe_file: Path, tmp_path: Path
+) -> None:
+    """A pass that is alone in its step lends its gradients, which the next replay overwrites; several are added up elsewhere."""
+    shape = "size: custom, depth: 2, width: 64, heads: 2"
+    models = {"dit": f"{{{shape}, cond_width: 16}}", "llama": f"{{kind: llama, {shape}, kv_heads: 1, mlp_width: 128}}"}
+    changes = [f"model={models[network]}", "data.length=64", "training.precision=bf16", "training.compile=true"]
+    changes += [f"training.micro_batch_size={8 // pieces}", "training.muon=0.02"]
+
+    def weights(graphs: bool) -> list[torch.Tensor]:
+        torch._dynamo.reset()
+        spec = load(recipe_file, [*changes, f"training.cuda_graphs={str(graphs).lower()}"])
+        trainer = build.trainer(spec, tmp_path / str(graphs), World(device=torch.device("cuda")), build.corpus(spec))
+        assert trainer.parallel.replayed == graphs
+        batches = iter(trainer.loader)
+        for _ in range(8):  # some until the passes are captured, some that are replayed
+            trainer.advance(next(batches))
+        return [p.detach().clone() for p in trainer.module.parameters()]
+
+    with same_bits():
+        for launched, replayed in zip(weights(False), weights(True), strict=True):
+            torch.testing.assert_close(replayed, launched, rtol=1e-4, atol=1e-5)

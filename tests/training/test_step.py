@@ -106,21 +106,74 @@ def test_an_update_is_adamw_with_clipping_and_decay_on_everything() -> None:
 
 
 def test_kept_gradients_are_those_of_a_backward_pass() -> None:
-    """Over two passes, of which one leaves a parameter out; and the tensors stay the same from step to step."""
+    """Of each of three steps: two passes, of which one leaves a layer out; a pass alone; two passes that never reach the last layer."""
     module, beside = (nn.ModuleList((nn.Linear(3, 2), nn.Linear(2, 1))) for _ in range(2))
     beside.load_state_dict(module.state_dict())
-    optimiser = Optimiser(module.named_parameters(), OptimiserOptions(steps=10), keep_gradients=True)
-    held = [p.grad for p in module.parameters()]
+    options = OptimiserOptions(steps=10)
+    kept, plain = (Optimiser(of.named_parameters(), options, keep_gradients=of is module) for of in (module, beside))
     x = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
-    for of, take in ((module, optimiser.take_gradients), (beside, lambda loss: loss.backward())):
-        take(of[1](of[0](x).tanh()).sum())
-        take(of[0](x * 2).square().sum())
-    for p, q, kept in zip(module.parameters(), beside.parameters(), held, strict=True):
-        assert p.grad is kept
-        assert torch.equal(p.grad, q.grad)
-        assert p.grad.any()
+
+    def whole(layers: nn.ModuleList) -> torch.Tensor:
+        return layers[1](layers[0](x).tanh()).sum()
+
+    def half(layers: nn.ModuleList) -> torch.Tensor:
+        return layers[0](x * 2).square().sum()
+
+    for step, passes in enumerate(((whole, half), (whole,), (half, half))):
+        for loss in passes:
+            kept.take_gradients(loss(module), alone=len(passes) == 1)
+            plain.take_gradients(loss(beside))
+        for p, q in zip(module.parameters(), beside.parameters(), strict=True):
+            assert (p.grad is None) == (q.grad is None)
+            assert p.grad is None or (torch.equal(p.grad, q.grad) and p.grad.any())
+        assert torch.equal(kept.update_and_average(step), plain.update_and_average(step))
+        for p, q in zip(module.parameters(), beside.parameters(), strict=True):
+            assert p.grad is None
+            assert torch.equal(p, q)
+
+
+def test_gradients_of_several_passes_outlive_what_the_passes_wrote() -> None:
+    """A replayed pass writes its gradients to the same places again; one that is alone lends them, and nothing is copied."""
+    weight = nn.Parameter(torch.zeros(3))
+    optimiser = Optimiser([("weight", weight)], OptimiserOptions(steps=10), keep_gradients=True)
+    place = torch.zeros(3)  # where every pass writes
+
+    class Replayed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, weight: torch.Tensor, value: float) -> torch.Tensor:
+            ctx.value = value
+            return weight.sum()
+
+        @staticmethod
+        def backward(ctx: Any, d: torch.Tensor) -> tuple[torch.Tensor, None]:
+            return place.fill_(ctx.value), None
+
+    def take(value: float, alone: bool) -> torch.Tensor:
+        optimiser.take_gradients(Replayed.apply(weight, value), alone=alone)
+        assert weight.grad is not None
+        return weight.grad
+
+    take(1.0, alone=False)
+    held = take(2.0, alone=False)
+    assert held.tolist() == [3.0] * 3
     optimiser.update_and_average(0)
-    assert all(p.grad is kept and not kept.any() for p, kept in zip(module.parameters(), held, strict=True))
+    assert take(4.0, alone=True).data_ptr() == place.data_ptr()
+    optimiser.update_and_average(1)
+    assert take(5.0, alone=False).data_ptr() == held.data_ptr()
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [5.0] * 3
+
+
+def test_gradients_that_two_parameters_share_are_lent_once() -> None:
+    """Muon scales gradients in place."""
+    parts = {name: nn.Parameter(torch.eye(2)) for name in ("a", "b", "c")}
+    optimiser = Optimiser(parts.items(), OptimiserOptions(steps=10), keep_gradients=True)
+    d = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    optimiser.take_gradients(((parts["a"] + parts["b"]) * d).sum() + (parts["c"].T * d).sum(), alone=True)
+    given = [p.grad for p in parts.values() if p.grad is not None]
+    assert len({each.untyped_storage().data_ptr() for each in given}) == 3
+    assert all(each.is_contiguous() for each in given)
+    assert [each.tolist() for each in given] == [d.tolist(), d.tolist(), d.T.tolist()]
 
 
 def test_a_terminal_shows_a_live_line_and_a_pipe_plain_ones(capsys: pytest.CaptureFixture[str]) -> None:

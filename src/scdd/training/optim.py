@@ -84,8 +84,8 @@ class Optimiser:
         keep_gradients: bool = False,
         world: World | None = None,
     ) -> None:
-        """`keep_gradients` adds gradients to the same tensors in every step, as passes that are replayed need it;
-        `world` are the ranks among which Muon's work is divided."""
+        """`keep_gradients` adds a step's gradients up in tensors of its own, as passes need it that are replayed and write to the same
+        places again; `world` are the ranks among which Muon's work is divided."""
         self.options, self.impl = options, impl
         self.parameters = {name: p for name, p in parameters if p.requires_grad}
         inner = {name: p for name, p in self.parameters.items() if options.muon and name in matrices}
@@ -94,23 +94,48 @@ class Optimiser:
         self.first = {name: torch.zeros_like(self.parameters[name]) for name in self.outer}
         self.second = {name: torch.zeros_like(self.parameters[name]) for name in self.outer}
         self.keep_gradients = keep_gradients
-        for p in self.parameters.values() if keep_gradients else ():
-            p.grad = torch.zeros_like(p)
+        self._kept: dict[nn.Parameter, Tensor] = {}
 
     def learning_rate_at(self, step: float) -> float:
         """AdamW's at step 0, 1, 2, …."""
         return learning_rate(self.options, step)
 
-    def take_gradients(self, loss: Tensor, upstream: Tensor | None = None) -> None:
-        """`loss.backward(upstream)`; gradients that are kept take all of this pass's at once, not in a launch each."""
+    def take_gradients(self, loss: Tensor, upstream: Tensor | None = None, alone: bool = False) -> None:
+        """`loss.backward(upstream)`. Gradients that are kept take all of this pass's at once, not in a launch each; if it is `alone`,
+        the only one of its step, nothing overwrites them before the update, and they are taken as they are."""
         if not self.keep_gradients:
             loss.backward(upstream)  # type: ignore[no-untyped-call]
             return
         owners = list(self.parameters.values())
-        found = torch.autograd.grad(loss, owners, upstream, allow_unused=True)
-        pairs = [(p.grad, new) for p, new in zip(owners, found, strict=True) if p.grad is not None and new is not None]
-        if pairs:
-            torch._foreach_add_([kept for kept, _ in pairs], [new for _, new in pairs])
+        made = torch.autograd.grad(loss, owners, upstream, allow_unused=True)
+        found = [(p, new) for p, new in zip(owners, made, strict=True) if new is not None]
+        if alone:
+            self._lend(found)
+            return
+        first: list[tuple[Tensor, Tensor]] = []
+        more: list[tuple[Tensor, Tensor]] = []
+        for p, new in found:
+            (first if p.grad is None else more).append((self._own(p), new))
+        if first:
+            torch._foreach_copy_([own for own, _ in first], [new for _, new in first])
+        if more:
+            torch._foreach_add_([own for own, _ in more], [new for _, new in more])
+
+    def _own(self, parameter: nn.Parameter) -> Tensor:
+        """Its gradient's own tensor, the same in every step, which is its gradient from now on."""
+        if parameter not in self._kept:
+            self._kept[parameter] = torch.empty_like(parameter)
+        own = parameter.grad = self._kept[parameter]
+        return own
+
+    @staticmethod
+    def _lend(found: Iterable[tuple[nn.Parameter, Tensor]]) -> None:
+        """Take gradients as they are. The update writes into some, so what two parameters share, or is laid out otherwise, is copied."""
+        places: set[int] = set()
+        for p, new in found:
+            own = new.is_contiguous() and new.untyped_storage().data_ptr() not in places
+            places.add(new.untyped_storage().data_ptr())
+            p.grad = new if own else new.clone(memory_format=torch.contiguous_format)
 
     @torch.no_grad()
     def update_and_average(self, step: int, average: MovingAverage | None = None) -> Tensor:
@@ -134,11 +159,8 @@ class Optimiser:
                 average.update(self.muon.matrices, share, finite)
         rates = Rates(rate, options.betas, options.epsilon, options.weight_decay, step + 1, share)
         update(self._slots(average), scale, rates, self.impl)
-        if self.keep_gradients:
-            torch._foreach_zero_(gradients)
-        else:
-            for p in self.parameters.values():
-                p.grad = None
+        for p in self.parameters.values():
+            p.grad = None
         return norm
 
     def _slots(self, average: MovingAverage | None) -> Slots:

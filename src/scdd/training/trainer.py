@@ -156,7 +156,7 @@ class Trainer:
                 # A loss that is not finite makes every gradient so, on all ranks, and the optimiser leaves the step out.
                 value = loss.total.detach()
                 upstream = torch.where(torch.isfinite(value), torch.ones_like(value), torch.nan)
-                self.optimiser.take_gradients(loss.total, upstream)
+                self.optimiser.take_gradients(loss.total, upstream, alone=rows == slice(0, count))
             self.meter.add(loss.nats, loss.tokens)
             mean += value
         self.at = (self.step, "reduce")
