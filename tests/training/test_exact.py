@@ -58,7 +58,10 @@ def test_passes_that_are_replayed_learn_what_launched_ones_do(
 ) -> None:
     """A pass that is alone in its step lends its gradients, which the next replay overwrites; several are added up elsewhere."""
     shape = "size: custom, depth: 2, width: 64, heads: 2"
-    models = {"dit": f"{{{shape}, cond_width: 16}}", "llama": f"{{kind: llama, {shape}, kv_heads: 1, mlp_width: 128}}"}
+    models = {
+        "dit": f"{{kind: dit, {shape}, cond_width: 16}}",
+        "llama": f"{{kind: llama, {shape}, kv_heads: 1, mlp_width: 128}}",
+    }
     changes = [f"model={models[network]}", "data.length=64", "training.precision=bf16", "training.compile=true"]
     changes += [f"training.micro_batch_size={8 // pieces}", "training.muon=0.02"]
 
