@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 import torch
+
+from output import json_flag, write_json
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     args = argparse.ArgumentParser(description=(doc or "").split("\n")[0])
     args.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args.add_argument("--repeats", type=int, default=20)
-    args.add_argument("--json", metavar="FILE", help="write the results there as JSON, too")
+    json_flag(args)
     return args
 
 
@@ -112,14 +113,6 @@ def report(title: str, results: list[Result], path: str | None, **extra: object)
         )
     for key, value in extra.items():
         print(f"{key}: {value}")
-    if path:
-        name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-        record = {
-            "title": title,
-            "device": name,
-            "torch": torch.__version__,
-            "results": [asdict(r) for r in results],
-            **extra,
-        }
-        with open(path, "w") as file:
-            json.dump(record, file, indent=1)
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    made = {"title": title, "device": name, "torch": torch.__version__}
+    write_json(path, {**made, "results": [asdict(r) for r in results], **extra})

@@ -24,6 +24,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from output import json_flag, write_json
+
 ROOT = Path(__file__).resolve().parents[1]
 HERE = ROOT / "src"
 BUSY = "while True: pass"
@@ -70,7 +72,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--against", type=Path, help="another checkout's src, in its usual dtype")
     parser.add_argument("--quality", type=Path, help="measure the likelihood of this text instead")
     parser.add_argument("--rows", type=int, default=64, help="of the text for --quality")
-    parser.add_argument("--json", action="store_true")
+    json_flag(parser)
     return parser.parse_args()
 
 
@@ -163,9 +165,7 @@ def timed(given: argparse.Namespace) -> None:
         }  # fmt: skip
         least = min(each["whole"] for each in runs)
         rows.append({"line": line.name, **middle, "least": least, "texts": len({each["said"] for each in runs})})
-    if given.json:
-        print(json.dumps(rows))
-        return
+    write_json(given.json, rows)
     print(f"{'':58}{'whole':>8}{'least':>8}{'text':>8}{'MiB':>7}{'others':>8}{'texts':>7}")
     for row in rows:
         text = f"{row['text']:8.2f}" if "text" in row else f"{'':8}"

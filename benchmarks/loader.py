@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import statistics
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 
+from output import json_flag, write_json
 from scdd.data.loader import Batch, Loader
 from scdd.data.pack import cut
 from time_sampling import VARIANTS, Bench, Run
@@ -56,7 +55,7 @@ def main() -> None:
     parser.add_argument("--warm", type=int, default=20, help="steps before the first turn, which compile")
     parser.add_argument("--batches", type=int, default=200, help="batches of the loader alone")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--json", type=Path)
+    json_flag(parser)
     args = parser.parse_args()
     args.lr, args.ema, args.warmup, args.seed, args.valid = 1e-3, 0.999, 100, 0, 8
     args.muon, args.final_fraction = None, 0.1
@@ -77,8 +76,7 @@ def main() -> None:
     }
     for key, value in found.items():
         print(f"{key}: {value if isinstance(value, str) else format(value, ',.4f')}")
-    if args.json:
-        args.json.write_text(json.dumps(found, indent=1) + "\n")
+    write_json(args.json, found)
 
 
 if __name__ == "__main__":

@@ -11,12 +11,12 @@ error, on top of not being the bound. Two variants between the two tell what the
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
 
 import numpy as np
 import torch
 
+from output import json_flag, write_json
 from scdd.core.rng import CounterRNG, derive_seed, uniforms
 from scdd.evals.measure import likelihood as estimate
 from scdd.evals.measure.likelihood import NelboEstimator, combined, likelihood
@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=40)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--device", default=None)
-    parser.add_argument("--json", metavar="FILE", help="write the results there as JSON, too")
+    json_flag(parser)
     args = parser.parse_args()
     lm = open_model(args.checkpoint, device=args.device).lm
     if lm.engine.autoregressive:
@@ -79,9 +79,7 @@ def main() -> None:
         ratio = values.var(ddof=1) / least
         results[name] = {"nats": values.mean(), "sd": values.std(ddof=1), "stated": stated, "ratio": ratio}
         print(f"{name:56}{values.mean():12.4f}{values.std(ddof=1):13.4f}{stated:14.4f}{ratio:16.1f}")
-    if args.json:
-        with open(args.json, "w") as file:
-            json.dump(results, file, indent=1)
+    write_json(args.json, results)
 
 
 if __name__ == "__main__":

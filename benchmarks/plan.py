@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import gc
-import json
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from typing import Any
 import torch
 
 from common import measure
+from output import json_flag, write_json
 from scdd.assemble.job import Job, job_of
 from scdd.assemble.machines import GIB, find
 from scdd.assemble.measured import fitted
@@ -135,7 +135,7 @@ def main() -> None:
     args.add_argument("--repeats", type=int, default=20)
     args.add_argument("--only", default="", help="sizes whose name contains this")
     args.add_argument("--smoke", action="store_true", help="toy sizes")
-    args.add_argument("--json", metavar="FILE", help="write the results there, too")
+    json_flag(args)
     args = args.parse_args()
     print(
         f"{'':16}{'micro':>6}{'GiB calculated':>16}{'measured':>10}{'':>9}{'tokens/s calculated':>21}{'measured':>12}"
@@ -151,9 +151,7 @@ def main() -> None:
             f"{found['tokens_per_second'] / line['tokens_per_second'] - 1:+9.1%}",
             flush=True,
         )
-    if args.json:
-        with open(args.json, "w", encoding="utf-8") as file:
-            json.dump(made, file, indent=1, ensure_ascii=False)
+    write_json(args.json, made)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 On a GPU in several ways in one run: eager (kernel by kernel), graphed (`samplers.graphs`, what commands do), compiled (the network
 compiled, behind a graph of its own), both; and beside them the bare forward pass with its head, eager and graphed.
 
-    python benchmarks/sample.py --json                       # on a GPU: the standard setting, 12 × 768, 512 tokens, 128 steps
+    python benchmarks/sample.py                              # on a GPU: the standard setting, 12 × 768, 512 tokens, 128 steps
     python benchmarks/sample.py --size tiny --length 128 --steps 32 --vocab 8192 --batch 1 --ways eager,graphed
     python benchmarks/sample.py --size nano --length 128 --steps 32 --batch 4 --vocab 2048
 
@@ -13,7 +13,6 @@ Needs torch alone: nothing here imports recipes.
 from __future__ import annotations
 
 import argparse
-import json
 import resource
 import statistics
 import sys
@@ -26,6 +25,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
+from output import json_flag, write_json
 from scdd.core import Vocab
 from scdd.core.rng import CounterRNG
 from scdd.models.compiled import compile_network
@@ -69,7 +69,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--ways", default=None, help=f"of {', '.join(WAYS)}; default: eager and graphed, eager on a CPU"
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of lines")
+    json_flag(parser)
     return parser.parse_args()
 
 
@@ -204,9 +204,7 @@ def measure_way(args: argparse.Namespace, compiled: bool, graphs: bool) -> dict[
 def main() -> None:
     args = arguments()
     found = measure(args)
-    if args.json:
-        print(json.dumps(found))
-        return
+    write_json(args.json, found)
     print("forward pass:", ", ".join(f"{name} {value:.3f} ms" for name, value in found["forward_ms"].items()))
     for way, whole in found["ways"].items():
         print(f"{way}: {whole['of_forward']:.2f} × the best forward; the first walk took {whole['first_walk_s']:.2f} s")

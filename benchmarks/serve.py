@@ -35,6 +35,8 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from output import json_flag, write_json
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
@@ -60,7 +62,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--lone", action="store_true", help="measure one request at a time instead")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--timeout", type=float, default=600.0, help="the server's; a batch takes less than half of it")
-    parser.add_argument("--json", action="store_true")
+    json_flag(parser)
     return parser.parse_args()
 
 
@@ -103,12 +105,14 @@ def served(args: argparse.Namespace, model: str, *options: str, threads: int | N
     )
     assert process.stderr is not None
     try:
+        said = []
         for line in process.stderr:
+            said.append(line)
             found = re.search(r"http://127\.0\.0\.1:(\d+)", line)
             if found:
                 yield int(found[1])
                 return
-        raise SystemExit(f"the server ended with {process.wait()}")
+        raise SystemExit(f"the server ended with {process.wait()}:\n{''.join(said[-12:])}")
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait()
@@ -249,9 +253,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = args.model or str(random_model(Path(folder) / "random", args.size, args.vocab, args.length))
         found = lone(args, model) if args.lone else measure(args, model)
-    if args.json:
-        print(json.dumps(found))
-        return
+    write_json(args.json, found)
     if args.lone:
         for name, values in found["seconds"].items():
             print(f"{name:<14} {statistics.median(values):7.3f} s   {values}")

@@ -19,9 +19,10 @@ import scdd
 from scdd.bundle.folder import read
 from scdd.cli.main import main
 from tests import tiny
+from tests.docs.pages import tool
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
-SHARED = {"common"}  # what the benchmarks import, no benchmark itself
+SHARED = {"common", "output"}  # what the benchmarks import, no benchmark itself
 NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*\.?\d*(?:e[+-]?\d+)?")
 Run = Callable[..., str]
 
@@ -243,6 +244,37 @@ def test_serve_host(run: Run) -> None:
         assert all(row(out, label)[0] > 0 for label in ("server", "rows.add", "rows.step", "rows.remove", "wall"))
     out = run("serve_host", *sizes, "--replayed", "--http", 2, "--requests", 6)
     assert all(row(out, label)[0] > 0 for label in ("worker", "http", "all"))
+
+
+def test_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """What went well is not measured again, what failed is, and the last figure is one that the time is too short for."""
+    figures = tool("figures", FOLDER)
+    toy = '--device cpu --size nano --vocab 65 --length 16 --batch 2 --only "SCDD p_u 0.2, T"'
+    monkeypatch.setattr(figures, "memory", lambda: 10.0)
+    good, bad = (
+        figures.Figure("train", "a, b", "train_step", toy, 1),
+        figures.Figure("train", "c", "train_step", "--size x"),
+    )
+    monkeypatch.setattr(figures, "FIGURES", (good, bad, figures.Figure("serve", "d", "serve", "", seconds=1e6)))
+    monkeypatch.setattr(sys, "argv", ["figures", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit, match=r"Not measured: c; d\."):
+        figures.main()
+    said = capsys.readouterr().out
+    assert "compiled: a, b (exit code 0)" in said
+    assert "invalid choice: 'x'" in said
+    assert finite(tmp_path / "train-a,-b.json")["results"]
+    assert not list(tmp_path.glob("*.part"))
+    monkeypatch.setattr(sys, "argv", ["figures", "--out", str(tmp_path), "--list"])
+    figures.main()
+    assert [line.split()[1] for line in capsys.readouterr().out.splitlines()] == ["c", "d"]
+
+
+def test_figures_name_flags_that_their_benchmarks_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {each.benchmark: (FOLDER / f"{each.benchmark}.py").read_text() for each in tool("figures", FOLDER).FIGURES}
+    common = (FOLDER / "common.py").read_text() + (FOLDER / "output.py").read_text()
+    for figure in tool("figures", FOLDER).FIGURES:
+        for flag in (word for word in figure.command("--json", "x")[2:] if word.startswith("--")):
+            assert f'"{flag}"' in known[figure.benchmark] + common, (figure.name, flag)
 
 
 def test_every_benchmark_is_here() -> None:
