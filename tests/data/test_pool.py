@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from itertools import count
+from multiprocessing import active_children
 
 import pytest
 
@@ -39,6 +40,14 @@ def die_at_five(number: int) -> int:
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_answers_come_in_order(workers: int) -> None:
     assert list(ordered_map(square, iter(range(40)), workers)) == [n * n for n in range(40)]
+
+
+def test_few_items_start_few_processes() -> None:
+    """A machine of many cores spends seconds on starting them all."""
+    answers = ordered_map(square, iter(range(2)), 16)
+    assert next(answers) == 0
+    assert 1 <= len(active_children()) <= 2
+    assert list(answers) == [1]
 
 
 def test_no_more_items_are_taken_than_can_be_held() -> None:

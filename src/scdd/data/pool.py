@@ -28,14 +28,20 @@ def ordered_map(function: Callable[[A], B], items: Iterator[A], workers: int) ->
     # spawn, not fork: the tokenizers library has threads of its own, which do not survive a fork
     context = get_context("spawn")
     processes: list[tuple[Any, Connection]] = []
+
+    def another() -> Connection | None:
+        """A new process, unless there are all of them. Each takes its time to start, so few items have few."""
+        if len(processes) == workers:
+            return None
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_serve, args=(function, theirs), daemon=True)
+        process.start()
+        theirs.close()
+        processes.append((process, ours))
+        return ours
+
     try:
-        for _ in range(workers):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(function, theirs), daemon=True)
-            process.start()
-            theirs.close()
-            processes.append((process, ours))
-        yield from _answers(items, [connection for _, connection in processes])
+        yield from _answers(items, another, AHEAD * workers)
     finally:
         for _, connection in processes:
             connection.close()
@@ -45,17 +51,19 @@ def ordered_map(function: Callable[[A], B], items: Iterator[A], workers: int) ->
                 process.terminate()
 
 
-def _answers(items: Iterator[Any], idle: list[Connection]) -> Iterator[Any]:
-    """Hand one item at a time to each idle process, and yield the answers in the items' order."""
-    window = AHEAD * len(idle)
+def _answers(items: Iterator[Any], another: Callable[[], Connection | None], window: int) -> Iterator[Any]:
+    """Hand one item at a time to each idle process, at most `window` of them ahead, and yield the answers in the items' order."""
+    idle: list[Connection] = []
     busy: dict[Connection, int] = {}
     done: dict[int, tuple[Exception | None, Any]] = {}
     sent = given = 0
     upcoming: Any = next(items, None)
     while upcoming is not None or busy or done:
         # One item a worker, and the next one is already read: a second one in the pipe could block both ends.
-        while idle and upcoming is not None and sent - given < window:
-            connection = idle.pop()
+        while upcoming is not None and sent - given < window:
+            connection = idle.pop() if idle else another()
+            if connection is None:
+                break
             connection.send(upcoming)
             busy[connection], sent = sent, sent + 1
             upcoming = next(items, None)
