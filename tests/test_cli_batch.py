@@ -57,9 +57,27 @@ def test_it_goes_on_behind_the_last_whole_line(
     assert (code, "other settings" in err) == (2, True)
     code, _, err = run(capsys, *argv, "--process", "gidd")
     assert (code, "other settings" in err) == (2, True)
-    (tmp_path / "mine.txt").write_text("mine")
-    code, _, err = run(capsys, *argv[:-1], str(tmp_path / "mine.txt"))
-    assert (code, (tmp_path / "mine.txt").read_text()) == (2, "mine")
+
+
+def test_what_is_no_result_of_the_command_is_left_alone(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given, mine, other = source(tmp_path / "in.jsonl", 1), tmp_path / "mine.txt", tmp_path / "linked.jsonl"
+    before = given.read_bytes()
+    other.symlink_to(given)
+    argv = ("correct", "--model", model, "--device", "cpu", "--steps", "2", "--jsonl", str(given), "--out")
+    for out in (given, other, tmp_path / "." / "in.jsonl"):
+        code, _, err = run(capsys, *argv, str(out))
+        assert (code, err) == (2, "error: --out is the file that is read: choose another.\n")
+    assert given.read_bytes() == before
+    beside = mine.with_name("mine.txt.settings.json")
+    for settings in (None, b"\xff", b"mine too", b"[]", b"[" * 9000, b'{"source": "in.jsonl"}', b'{"verb": "infill"}'):
+        mine.write_text("mine")
+        if settings is not None:
+            beside.write_bytes(settings)
+        code, _, err = run(capsys, *argv, str(mine))
+        assert (code, err) == (2, f"error: --out {mine} exists and is no result of this command: choose another.\n")
+        assert (mine.read_text(), beside.read_bytes() if settings else None) == ("mine", settings)
 
 
 def test_other_weights_in_the_same_place_are_other_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -128,6 +146,15 @@ def test_half_a_surrogate_pair_is_said_in_its_line(
     argv = ("infill", "--model", model, "--device", "cpu", "--steps", "2", "--jsonl", str(given), "--out", str(out))
     assert run(capsys, *argv)[0] == 0
     assert "not valid Unicode" in json.loads(out.read_text())["error"]
+
+
+def test_what_a_line_lacks_is_told_as_a_flag(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = tmp_path / "in.txt"
+    given.write_text(f"The river runs.\n{'The sea ' * 60}\n", encoding="utf-8")
+    argv = ("correct", "--model", model, "--device", "cpu", "--mode", "pass", "--lines", str(given))
+    assert "first line 2: The text has" in (err := run(capsys, *argv)[2])
+    assert "in overlapping blocks (--blocks)." in err
+    assert "first line 2: --freeze names 'river'" in run(capsys, *argv, "--freeze", "river", "--blocks")[2]
 
 
 @pytest.mark.parametrize(

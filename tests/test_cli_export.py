@@ -109,6 +109,21 @@ def test_a_run_becomes_a_folder_that_loads_and_samples(
         assert text == original.generate(1, prompt="The river", length=12, seed=3)[0].text
 
 
+@pytest.mark.parametrize(
+    ("options", "kind"), [((), "int8"), (("--weights", "float32"), "float32"), (("--hf",), "bfloat16")]
+)
+def test_what_is_packed_already_stays_so_unless_told(
+    export: Export, run: Path, tmp_path: Path, options: tuple[str, ...], kind: str
+) -> None:
+    """A model in 8 bits is not made twice its size by passing it on; transformers reads no 8 bits of ours."""
+    assert export(run, "--weights", "int8", "--out", tmp_path / "small")[0] == 0
+    assert export(tmp_path / "small", "--out", tmp_path / "again", *options)[0] == 0
+    packed, again = bundle.read(tmp_path / "small"), bundle.read(tmp_path / "again")
+    assert (packed.kind, again.kind) == ("int8", kind)
+    for name, weight in packed.weights.items():  # scales are found again to the last digit or so
+        torch.testing.assert_close(again.weights[name], weight, rtol=2**-8 if kind == "bfloat16" else 1e-6, atol=0.0)
+
+
 def test_paths_are_shown_as_they_were_given(
     export: Export, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

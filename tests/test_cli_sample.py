@@ -9,11 +9,13 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from scdd.cli.main import main
+from scdd.lm.results import Sample
 
 from . import tiny
 
@@ -66,6 +68,37 @@ def test_sample_json_is_one_object_a_line(scdd) -> None:
         scdd("sample", "--steps", "4", "--seed", "5", "--final", "greedy", "--top-p", "0.9", "--json")[1]
     )
     assert alone == rows[0]
+
+
+def test_texts_that_end_at_once_are_told(scdd, monkeypatch: pytest.MonkeyPatch) -> None:
+    from scdd.lm.run import Run
+
+    argv = ("sample", "--num", "3", "--steps", "2", "--length", "8")
+    code, out, err = scdd(*argv)
+    assert (code, out != "", err) == (0, True, "")
+    drawn = Run.results.fget  # type: ignore[attr-defined]
+
+    def ended(*numbers: int) -> property:
+        def results(run: Run) -> tuple[Sample, ...]:
+            return tuple(replace(each, text="") if i in numbers else each for i, each in enumerate(drawn(run), 1))
+
+        return property(results)
+
+    for numbers, said in (((2,), "text 2 ended at once, so it is"), ((1, 3), "2 texts ended at once, so they are")):
+        monkeypatch.setattr(Run, "results", ended(*numbers))
+        want = f"note: {said} empty: try another --seed or a --prompt.\n"
+        assert scdd(*argv)[2] == want
+        code, out, err = scdd(*argv, "--json")
+        assert (code, [json.loads(line)["text"] == "" for line in out.splitlines()].count(True)) == (0, len(numbers))
+        assert err == want
+
+
+def test_score_speaks_of_what_it_does(scdd) -> None:
+    helps = {verb: " ".join(scdd(verb, "--help", named=False)[1].split()) for verb in ("score", "correct")}
+    assert "higher changes more" in helps["correct"]
+    assert "--strength" in helps["score"]
+    for word in ("changes", "reverse", "pass:"):
+        assert word not in helps["score"].partition("--strength")[2].partition("--help")[0]
 
 
 def test_settings_of_the_recipe_can_be_changed(scdd) -> None:
@@ -176,6 +209,8 @@ def test_trace_gif(scdd, tmp_path: Path) -> None:
         (["sample", "--trace", "no/such/folder/way.html"], "does not exist"),
         (["infill", "The river"], "nothing to fill in"),
         (["infill", ""], "empty"),
+        (["infill", "The [MASK], [MASK: 4] and [mask]"], "'[MASK: 4]', which is no span"),
+        (["infill", "The [MASK:999] sea"], "in overlapping blocks (--blocks)."),
         (["infill", "The [MASK]", "--num", "0"], "num is 0"),
         (["infill", "The [MASK:999999999999]"], "at most"),
         (["infill", f"The [MASK:{'9' * 5000}]"], "at most"),
@@ -183,9 +218,12 @@ def test_trace_gif(scdd, tmp_path: Path) -> None:
         (["correct", "word " * 200], "blocks"),
         (["correct", "--file", "no-such-file.txt"], "cannot be read"),
         (["correct", "a", "--file", "b"], "twice"),
-        (["correct", "The river", "--freeze", "ocean"], "does not contain"),
+        (
+            ["correct", "The river", "--freeze", "ocean"],
+            "error: --freeze names 'ocean', which the text does not contain",
+        ),
         (["correct", "The river", "--mode", "pass", "--trace", "x.html"], "--mode reverse"),
-        (["score", "word " * 200], "blocks"),
+        (["score", "word " * 200], "(--blocks)."),
         (["score", "The river", "--strength", "2"], "strength"),
     ],
 )

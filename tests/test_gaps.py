@@ -58,6 +58,31 @@ def test_ranges_that_nobody_can_mean(text: str, said: str) -> None:
         model().infill(text)
 
 
+@pytest.mark.parametrize(
+    "nearly",
+    [
+        *("[mask]", "[Mask:4]", "[MASK: 4]", "[MASK :4]", "[MASK ]", "[ MASK]", "[MASK:]", "[MASK:4-]", "[MASK:-1]"),
+        *("[MASK:4 - 12]", "[MASK:4–12]", "[MASK4]", "[MASK_4]", "[MASK 4]", "[MASK:four]", "[MASK:\n4]"),
+    ],
+)
+def test_what_is_nearly_a_span_is_refused_and_not_left_in_the_text(nearly: str) -> None:
+    for text in (f"Dear [MASK:3], it is {nearly} today", f"{nearly} [MASK]", f"[MASK]{nearly}[mask]", f"The {nearly}"):
+        with pytest.raises(UserError) as caught:
+            with_gaps(TOKENIZER, text)
+        assert str(caught.value).startswith(f"The text has {nearly!r}, ")
+        assert all(right in str(caught.value) for right in ("[MASK]", "[MASK:4]", "[MASK:4-12]"))
+    with pytest.raises(UserError, match=r"^.{,200}$"):
+        with_gaps(TOKENIZER, f"[MASK] [MASK:{'x' * 5000}]")
+
+
+@pytest.mark.parametrize(
+    "text", ["[masked]", "[Maskell 2009]", "mask", "[a mask]", "mask]", "[", "[1] [MASK:2]", "[[MASK]]"]
+)
+def test_other_words_in_brackets_stay(text: str) -> None:
+    whole = f"The [MASK] sea {text}"
+    assert sum(map(len, with_gaps(TOKENIZER, whole).sizes)) == whole.count("[MASK")
+
+
 def test_the_bound_of_a_filling_is_that_of_its_tokens_given_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under masking a token's NELBO is the cross-entropy of x_θ, averaged over the masks around it; where x_θ looks at none of
     them, it is −log x_θ(x), and that of a filling is the sum over its free tokens, whatever is frozen."""

@@ -253,12 +253,27 @@ def test_alternatives_are_other_plans() -> None:
     assert set(alternatives(three)) == {"fsdp", "recompute"}, "12 GPUs are no copies of 8"
 
 
+@pytest.mark.parametrize("recompute", ["true", "false"])
+def test_alternatives_are_told_as_the_changes_that_make_them(
+    recompute: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = ["plan", "paper/owt-scdd-0.2", "--gpus", "8", "--set", f"training.recompute={recompute}"]
+    assert main(base) == 0
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("otherwise ")]
+    told = [each.split(" GiB with ") for each in line.removeprefix("otherwise").strip().split(", ")]
+    assert len(told) == 3
+    for gib, change in told:
+        assert main([*base, "--set", change, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["memory"]["needed"] / GIB == pytest.approx(float(gib), abs=0.06)
+
+
 def test_the_table_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "paper/owt-scdd-0.2", "--gpus", "8", "--gpu", "a100"]) == 0
     out = capsys.readouterr().out
     numbers = {line[2:26].strip(): float(line[26:36]) for line in out.splitlines() if line.startswith("  ")}
     assert numbers["allocated"] == pytest.approx(sum(list(numbers.values())[:-2]), abs=0.03)
     assert "50,258 ids are assumed" in out
+    assert "unless another number is given (--vocab)" in out
     assert "131 B tokens" in out  # the paper's
     made = plan(load("paper/owt-scdd-0.2"), 8, "a100")
     assert made.seconds == pytest.approx(1_000_000 * 256 * 512 / made.pace.tokens_per_second)

@@ -18,6 +18,7 @@ from scdd.core.errors import OptionError, UserError, at, reason
         ("paths are many: choose one.", "path", "data.path: paths are many: choose one."),
         ("path_of is 3: choose more.", "path", "data.path: path_of is 3: choose more."),
         ("x.txt is damaged: mend it.", None, "data: x.txt is damaged: mend it."),
+        ("x.txt is long: read it in parts (path).", "path", "x.txt is long: read it in parts (data.path)."),
     ],
 )
 def test_a_place_is_told_once(message: str, option: str | None, told: str) -> None:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from scdd.core import UserError
 from scdd.core.rng import CounterRNG, first_uniform, integers, uniforms
 
 from ..laws import moderate
@@ -20,7 +21,9 @@ def calls(source: CounterRNG, shape: tuple[int, ...], n: int = 3) -> torch.Tenso
 
 
 @moderate
-@given(seed=st.integers(-(2**63), 2**64), samples=st.lists(st.integers(0, 10**9), min_size=1, max_size=9, unique=True))
+@given(
+    seed=st.integers(-(2**63), 2**64 - 1), samples=st.lists(st.integers(0, 10**9), min_size=1, max_size=9, unique=True)
+)
 def test_alone_or_in_a_batch(seed: int, samples: list[int]) -> None:
     together = calls(CounterRNG(seed, samples), (len(samples), 4))
     for row, sample in enumerate(samples):
@@ -129,3 +132,11 @@ def test_numbers_and_tensors_name_the_same_samples() -> None:
     samples = [9, 1, 2**40, 3, 0]
     for seed in (0, -3, 2**63 + 7, [1, 2, 2**63 + 7, -4, 0]):
         assert torch.equal(CounterRNG(seed, samples).keys, CounterRNG(seed, torch.tensor(samples)).keys)
+
+
+@pytest.mark.parametrize("seed", [1 << 64, -(1 << 63) - 1, 10**30])
+def test_seeds_that_would_draw_what_another_draws_are_refused(seed: int) -> None:
+    with pytest.raises(UserError, match=r"seed is .* 64 bits"):
+        CounterRNG(seed, [0])
+    for largest in ((1 << 64) - 1, -(1 << 63)):
+        CounterRNG(largest, [0])

@@ -201,9 +201,8 @@ class Watched:
                 except FileNotFoundError:
                     continue
                 sizes[about.st_ino] = about.st_size
-            if (
-                set(self.cache.folder.iterdir()) == names
-            ):  # else files that were never there together may have been counted
+            # Otherwise files that were never there together may have been counted.
+            if set(self.cache.folder.iterdir()) == names:
                 self.most = max(self.most, sum(sizes.values()))
 
 

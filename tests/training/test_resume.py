@@ -6,6 +6,8 @@ import json
 import random
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -108,7 +110,7 @@ def test_dying_inside_a_checkpoint_write_leaves_the_last_complete_one(
     assert not list((out / "checkpoints").glob(".*")), "no half-written checkpoint is left"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_saves_and_ends_well_and_the_same_command_goes_on(
     launch: Launch, tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -122,6 +124,29 @@ def test_a_signal_saves_and_ends_well_and_the_same_command_goes_on(
         out, sets=[f"training.steps={step + 4}", "training.save_every=3000", "training.validate_every=3000"]
     ) == [0]
     assert f"resuming from {newest}" in said(tmp_path, out)
+
+
+def test_a_run_outlives_whoever_read_its_lines(recipe_file: Path, tmp_path: Path) -> None:
+    """`scdd train … | head -1` closes the pipe under it."""
+    command = [
+        sys.executable,
+        "-m",
+        "scdd",
+        "train",
+        str(recipe_file),
+        "--out",
+        str(tmp_path / "run"),
+        "--device",
+        "cpu",
+    ]
+    command += ["--set", "training.log_every=1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        assert run.stderr is not None
+        assert run.stdout.readline()
+        run.stdout.close()
+        assert run.wait(60) == 0, run.stderr.read()
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir() if path.name == "step-00000024"]
 
 
 def test_a_budget_of_seconds_counts_training_time_over_all_resumes(launch: Launch, tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def job_of(
         size = GPT2
         notices.append(
             f"{getattr(spec.data, 'path', 'the data')} is not there to say its vocabulary: {GPT2:,} ids are assumed, GPT-2's "
-            "and a mask; vocab says another"
+            "and a mask, unless another number is given (vocab)"
         )
     if training.precision == "float32":
         notices.append("training.precision is float32, whose speed is assumed: only bf16 was measured")

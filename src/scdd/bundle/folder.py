@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 SCHEMA = 1
 BUNDLED = "bundled"
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
-KINDS = ("float32", "bfloat16", "int8", "int4")
+PACKED = ("int8", "int4")
+KINDS = ("float32", "bfloat16", *PACKED)
 Stored = tuple[Tensor, Tensor]
 """A matrix in 8 bits as the file has it: codes [R, C] int8, and a scale a row."""
 FORMAT = {"format": "pt"}  # in the header of the weights, where transformers asks for it

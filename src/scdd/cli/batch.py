@@ -58,7 +58,10 @@ class BatchFlags:
             raise UserError("--jsonl and --lines are both given: keep one.")
         if self.out is not None and self.jsonl is None and self.lines is None:
             raise UserError("--out is for many texts: give them with --jsonl or --lines, or redirect the output.")
-        return self.jsonl is not None or self.lines is not None
+        source = self.jsonl or self.lines
+        if source is not None and self.out is not None and _same(source, self.out):
+            raise UserError("--out is the file that is read: choose another.")
+        return source is not None
 
 
 class Entry(NamedTuple):
@@ -123,7 +126,9 @@ def _answers(ask: Ask, texts: list[str]) -> list[Answer | UserError]:
     try:
         return list(ask(texts))
     except UserError as error:
-        return [error] if len(texts) == 1 else [each for text in texts for each in _answers(ask, [text])]
+        if len(texts) > 1:
+            return [each for text in texts for each in _answers(ask, [text])]
+        return [error if error.option is None else error.spelt(f"--{error.option.replace('_', '-')}")]
 
 
 def _line(verb: str, entry: Entry, result: Answer | UserError, plain: Plain | None) -> str:
@@ -194,7 +199,10 @@ def _sink(out: Path | None, told: dict[str, Any]) -> Iterator[tuple[Callable[[st
     settings = json.dumps(told, indent=1, ensure_ascii=False, default=str) + "\n"
     try:
         if out.exists():
-            if not beside.exists() or beside.read_text(encoding="utf-8") != settings:
+            earlier = beside.read_text(encoding="utf-8", errors="replace") if beside.exists() else ""
+            if _verb(earlier) != told["verb"]:
+                raise UserError(f"--out {out} exists and is no result of this command: choose another.")
+            if earlier != settings:
                 raise UserError(f"--out {out} exists, and was made with other settings: choose another, or delete it.")
         else:
             beside.write_text(settings, encoding="utf-8")
@@ -208,6 +216,23 @@ def _sink(out: Path | None, told: dict[str, Any]) -> Iterator[tuple[Callable[[st
             yield write, done
     except OSError as error:
         raise UserError(f"--out {out} cannot be written ({error.strerror}): make room, or choose another.") from error
+
+
+def _same(source: Path, out: Path) -> bool:
+    """Whether they are one file, by whatever names."""
+    try:
+        return source.samefile(out)
+    except OSError:  # one of them is not there
+        return False
+
+
+def _verb(settings: str) -> str | None:
+    """The verb whose settings these are; None where they are no settings of ours."""
+    try:
+        told = json.loads(settings)
+    except (ValueError, RecursionError):
+        return None
+    return told.get("verb") if isinstance(told, dict) else None
 
 
 def _whole_lines(file: IO[bytes]) -> int:

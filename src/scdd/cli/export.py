@@ -23,11 +23,12 @@ def export(
     ],
     out: Annotated[Path, typer.Option(help="Folder for the exported model.")],
     weights: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="How to store them: bfloat16 (half the bytes), int8 (a quarter), int4 (a seventh) or float32."
+            help="How to store them: bfloat16 (half the bytes of float32), int8 (a quarter), int4 (a seventh) or float32; default: "
+            "bfloat16, or without --hf the int8 or int4 that the model has already."
         ),
-    ] = "bfloat16",
+    ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Replace a model in --out; its other files, README.md too, stay.")
     ] = False,
@@ -38,14 +39,15 @@ def export(
     """Write a model as a small folder to share: recipe, tokenizer and weights, nothing to resume training from."""
     from safetensors import SafetensorError
 
-    from scdd.bundle.folder import CARD, KINDS, read, write
+    from scdd.bundle.folder import CARD, KINDS, PACKED, read, write
     from scdd.lm.sharing import hub_files, own_card
 
-    if weights not in KINDS:
+    if weights is not None and weights not in KINDS:
         raise UserError(f"--weights {weights} is not known: choose one of {', '.join(KINDS)}.")
     kept = kept_files(out, force)
     source = read(model)
-    add = hub_files(source, out.name, weights) if hf else None
+    kind = weights or (source.kind if source.kind in PACKED and not hf else "bfloat16")
+    add = hub_files(source, out.name, kind) if hf else None
     if CARD not in (each.name for each in kept) and (card := own_card(source, model)) is not None:
         kept.append(card)
 
@@ -56,7 +58,7 @@ def export(
 
     before = stored_bytes(source)  # --out may be the same folder
     try:
-        write(out, source, source.weights, kind=weights, more=more)
+        write(out, source, source.weights, kind=kind, more=more)
     except (OSError, SafetensorError) as error:
         raise UserError(f"--out {out} cannot be written ({error}): make room, or choose another.") from error
     _summary(source, before, read(out), out)

@@ -123,7 +123,10 @@ def missing(error: ModuleNotFoundError, verb: str) -> UserError | None:
 
 
 def as_typed(error: UserError, command: Any, words: Sequence[str]) -> UserError:
-    """The mistake with its option spelt as the flag among `words`: `top_p is 2: …` becomes `--top-p is 2: …`."""
+    """The mistake with its option spelt as the flag among `words`: `top_p is 2: …` becomes `--top-p is 2: …`.
+
+    What was not typed stays as it is (the recipe may have said it), unless it is the cure.
+    """
     parts = [command, *getattr(command, "commands", {}).values()]
     flags = {
         parameter.name: parameter.opts
@@ -133,6 +136,8 @@ def as_typed(error: UserError, command: Any, words: Sequence[str]) -> UserError:
     }
     spellings = flags.get(error.option, ())
     typed = next((f for f in spellings if any(word == f or word.startswith(f"{f}=") for word in words)), None)
+    if typed is None and error.offers:
+        typed = next(iter(spellings), None)
     return error if typed is None else error.spelt(typed)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -11,7 +12,7 @@ import typer
 from scdd.assemble.machines import GIB, GPUS
 from scdd.assemble.plan import Plan, alternatives, cure, to_dict
 from scdd.assemble.plan import plan as make
-from scdd.core.errors import UserError
+from scdd.core.errors import UserError, offered
 from scdd.recipe.load import load
 
 KINDS = {
@@ -49,6 +50,7 @@ def plan(
     status 2 and the least change that would.
     """
     made = make(load(recipe, changes or ()), gpus, gpu, vocab=vocab, per_node=per_node, network=network)
+    made = replace(made, notices=tuple(offered(notice, "vocab", "--vocab") for notice in made.notices))
     if as_json:
         typer.echo(json.dumps(to_dict(made), ensure_ascii=False))
     else:
@@ -100,7 +102,8 @@ def lines(made: Plan) -> Iterator[str]:
     yield f"  {'allocated':24}{memory.allocated / GIB:9.2f}"
     yield f"  {'with context and slack':24}{memory.needed / GIB:9.2f}  of {made.gpu.memory:.1f}"
     if others := alternatives(made):
-        yield _row("otherwise", ", ".join(f"{name} {other.needed / GIB:,.1f}" for name, other in others.items()))
+        needs = (f"{other.needed / GIB:,.1f} GiB with {_change(name)}" for name, other in others.items())
+        yield _row("otherwise", ", ".join(needs))
     most = made.largest_micro
     yield _row("micro_batch_size", "not even 1 fits" if most is None else f"up to {most} of {job.share} rows fits")
     yield ""
@@ -120,6 +123,12 @@ def lines(made: Plan) -> Iterator[str]:
     epochs = f", {made.tokens / made.corpus:,.1f} epochs of {large(made.corpus)}" if made.corpus else ""
     yield _row("text", f"{large(made.tokens)} tokens{epochs}")
     yield _row("checkpoint", f"{made.checkpoint / 1e9:,.1f} GB on disk")
+
+
+def _change(alternative: str) -> str:
+    """What makes an alternative, as `--set` takes it."""
+    recomputing = {"recompute": "true", "without recompute": "false"}.get(alternative)
+    return f"training.parallel={alternative}" if recomputing is None else f"training.recompute={recomputing}"
 
 
 def _row(name: str, text: str) -> str:

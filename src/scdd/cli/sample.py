@@ -33,4 +33,9 @@ def sample(
     lm = flags.open()
     record = flags.live or flags.trace is not None
     plan = lm.plan(seed=flags.seed, batch_size=batch_size, record=record, stop=not suffix, **chosen)
-    draw(lm.start(num, length=length, prompt=prompt, suffix=suffix, plan=plan), lm, "sample", flags)
+    samples = draw(lm.start(num, length=length, prompt=prompt, suffix=suffix, plan=plan), lm, "sample", flags)
+    empty = [number for number, each in enumerate(samples, 1) if not each.text]
+    if empty:
+        one, many = f"text {empty[0]} ended at once, so it is", f"{len(empty)} texts ended at once, so they are"
+        said = one if len(empty) == 1 else many
+        typer.echo(f"note: {said} empty: try another --seed or a --prompt.", err=True)

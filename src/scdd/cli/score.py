@@ -7,12 +7,12 @@ from typing import Any
 from scdd.cli import options as o
 from scdd.cli.batch import BatchFlags, check_alone, identity, run_batch
 from scdd.cli.view import show_score
-from scdd.lm.options import RepairOptions
+from scdd.lm.options import ScoreOptions
 
 
 @o.with_flags(o.ModelFlags)
 @o.with_flags(BatchFlags, "many")
-@o.with_options(RepairOptions, "strength")
+@o.with_options(ScoreOptions)
 def score(
     text: o.Text = None,
     file: o.File = None,

@@ -20,8 +20,8 @@ def train(
 ) -> None:
     """Train a model from a recipe, or resume it; several devices with `torchrun --nproc-per-node N -m scdd train …`.
 
-    SIGTERM and SIGINT (Ctrl-C) end the run after the current step, with a checkpoint and exit status 0; a mistake
-    that you can mend ends it with status 2.
+    SIGTERM, SIGINT (Ctrl-C) and SIGHUP (a terminal that is closed) end the run after the current step, with a checkpoint and exit
+    status 0; a mistake that you can mend ends it with status 2. If whoever reads its lines leaves (`| head`), it goes on.
     """
     spec = load(recipe, changes or ())  # before torch is imported: a mistake is told at once
     from scdd.lm.training import train as run

@@ -93,11 +93,12 @@ class Board:
         return out
 
 
-def draw(run: Run, lm: LM, verb: str, flags: DrawFlags) -> None:
-    """Draw the samples of a run, show them, and write their trace if one is asked for."""
+def draw(run: Run, lm: LM, verb: str, flags: DrawFlags) -> tuple[Sample, ...]:
+    """The samples of a run, drawn and shown, with their trace written if one is asked for."""
     samples = follow(run, lm, flags.live)
     show_samples(samples, flags.json, flags.live)
     save_trace(flags.trace, samples, lm, verb)
+    return samples
 
 
 def show_samples(samples: Sequence[Sample], as_json: bool, live: bool) -> None:

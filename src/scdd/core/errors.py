@@ -18,9 +18,16 @@ class UserError(Exception):
         super().__init__(message)
         self.option = option
 
+    @property
+    def offers(self) -> bool:
+        """Whether the option is the cure and not the mistake: the sentence has it in brackets, `… in blocks (blocks).`"""
+        return self.option is not None and f"({self.option})" in str(self)
+
     def spelt(self, name: str) -> UserError:
-        """The same mistake with its option called `name`, in place of the sentence's first word or before it."""
+        """The same mistake with its option called `name`: where it is offered, in place of the sentence's first word, or before it."""
         message, option = str(self), self.option or ""
+        if self.offers:
+            return type(self)(offered(message, option, name), name)
         rest = message.removeprefix(option)
         leads = rest != message and not (rest[:1].isalnum() or rest[:1] == "_")
         return type(self)(name + rest if leads else f"{name}: {message}", name)
@@ -28,6 +35,11 @@ class UserError(Exception):
 
 class OptionError(UserError, ValueError):
     """An option out of range, or one that does not fit another; pydantic takes it for a finding about its section."""
+
+
+def offered(sentence: str, option: str, name: str) -> str:
+    """A sentence that offers an option in brackets, with the option called `name`."""
+    return sentence.replace(f"({option})", f"({name})")
 
 
 @contextmanager

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from scdd.core.errors import UserError
+
 _GOLDEN = -0x61C8864680B583EB  # 2^64/φ as a signed 64-bit integer; splitmix64's increment
 _MIX_1 = -0x40A7B892E31B1A47
 _MIX_2 = -0x6B2FB644ECCEEE15
@@ -28,15 +30,15 @@ class CounterRNG:
         """`seed`: one for all samples, or one each."""
         self.calls: int | Tensor = 0
         if not isinstance(samples, Tensor):  # hashed here: on a device each operation would be a launch
-            given = [_signed(seed)] if isinstance(seed, int) else [_signed(each) for each in seed]
+            given = [_of_seed(seed)] if isinstance(seed, int) else [_of_seed(each) for each in seed]
             keys = _hash(_hash(np.array(given, dtype=np.int64)) ^ np.array(samples, dtype=np.int64))
             self.keys = torch.from_numpy(keys).to(device)
             return
         index = samples.to(device, torch.int64)
         if isinstance(seed, int):
-            seeds = torch.full_like(index, _signed(seed))  # made on the device: a training step must not wait for it
+            seeds = torch.full_like(index, _of_seed(seed))  # made on the device: a training step must not wait for it
         else:
-            seeds = index.new_tensor([_signed(each) for each in seed])
+            seeds = index.new_tensor([_of_seed(each) for each in seed])
         self.keys = _hash(_hash(seeds) ^ index)
 
     @classmethod
@@ -89,6 +91,12 @@ def _home(source: torch.Generator | None, device: torch.device | str | None) -> 
     return source.device if source is not None else device
 
 
+def _of_seed(seed: int) -> int:
+    if not -(1 << 63) <= seed < 1 << 64:  # another seed would draw the same
+        raise UserError(f"seed is {seed}: choose a whole number of at most 64 bits.", "seed")
+    return _signed(seed)
+
+
 def _signed(value: int) -> int:
     value &= (1 << 64) - 1
     return value - (1 << 64) if value >= 1 << 63 else value
@@ -96,7 +104,7 @@ def _signed(value: int) -> int:
 
 def first_uniform(seed: int, sample: int) -> float:
     """The first of `uniforms` that `CounterRNG` gives a sample, made on the host: no kernels, and nothing to wait for."""
-    key = _hash(_hash(_signed(seed)) ^ sample)
+    key = _hash(_hash(_of_seed(seed)) ^ sample)
     bits = _hash(_hash(_wrapped(key + _GOLDEN)) ^ _hash(0))
     return ((bits >> 11) & ((1 << 53) - 1)) * 2.0**-53
 

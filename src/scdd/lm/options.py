@@ -43,3 +43,11 @@ class RepairOptions(Options):
                     f"{name} is of mode {mode}, and the mode is {self.mode}, which has none: leave it out, or choose mode {mode}.",
                     name,
                 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreOptions(Options):
+    """How `score` reads a text; a model's own are those of its repairs."""
+
+    strength: ShareAboveZero = RepairOptions.strength
+    """The noise level t0 in (0, 1] that the text is taken to have: the higher it is, the more of the text is doubted."""

@@ -15,8 +15,10 @@ from scdd.data.tokenizer import TextTokenizer
 
 MOST = 1 << 20  # a slip of the finger is answered before memory runs out
 SPAN = re.compile(r"\[MASK(?::(\d+)(?:-(\d+))?)?\]")
+NEARLY = re.compile(r"\[\s*mask(?![^\W\d_])[^\[\]]*\]", re.IGNORECASE)  # [masked] is another word
 MOST_LENGTHS = 16  # that are tried of one range
 MOST_TRIES = 64  # of all ranges of a text together
+SHOWN = 30  # characters of what is refused
 Freeze = Sequence[str | tuple[int, int]]
 
 
@@ -75,10 +77,18 @@ def with_gaps(tokenizer: TextTokenizer, text: str) -> Gaps:
     """A text whose [MASK] (one token), [MASK:12] (twelve) and [MASK:4-12] (four to twelve) are to be filled in.
 
     One space right before a span is left to the model: byte-level tokens carry their space in front, so "the [MASK]"
-    would otherwise ask for a word that does not begin as words do.
+    would otherwise ask for a word that does not begin as words do. What is nearly a span is refused: left in the text, it
+    would be taken for words.
     """
     if not text:
         raise UserError("The text to fill in is empty: give one with [MASK] or [MASK:12] in it.")
+    for found in NEARLY.findall(text):
+        if SPAN.fullmatch(found) is None:
+            shown = found if len(found) <= SHOWN else f"{found[:SHOWN]}…"
+            raise UserError(
+                f"The text has {shown!r}, which is no span to fill in: write [MASK] (one token), [MASK:4] (four) or "
+                "[MASK:4-12] (as many as fit best)."
+            )
     given: list[tuple[int, ...]] = []
     sizes: list[tuple[int, ...]] = []
     end = 0
@@ -103,7 +113,7 @@ def _sizes(span: re.Match[str]) -> tuple[int, ...]:
     low, high = (digits and (digits.lstrip("0") or "0") for digits in (span[1] or "1", span[2]))
     for digits in (low, high or low):
         if len(digits) > len(str(MOST)) or int(digits) > MOST:
-            raise UserError(f"{span[0][:30]} asks for too much: give a number of at most {MOST}.")
+            raise UserError(f"{span[0][:SHOWN]} asks for too much: give a number of at most {MOST}.")
         if int(digits) < 1:
             raise UserError(f"{span[0]} asks for no token: give a number of at least 1.")
     least, most = int(low), int(high or low)
@@ -142,11 +152,13 @@ def _ranges(text: str, item: str | tuple[int, int]) -> list[tuple[int, int]]:
     if isinstance(item, str):
         places = [match.span() for match in re.finditer(re.escape(item), text)] if item else []
         if not places:
-            raise UserError(f"freeze names {item!r}, which the text does not contain: copy it letter by letter.")
+            raise UserError(
+                f"freeze names {item!r}, which the text does not contain: copy it letter by letter.", "freeze"
+            )
         return places
     low, high = item
     if not 0 <= low < high <= len(text):
-        raise UserError(f"freeze covers characters {low} to {high} of a text of {len(text)}: stay inside it.")
+        raise UserError(f"freeze covers characters {low} to {high} of a text of {len(text)}: stay inside it.", "freeze")
     return [(low, high)]
 
 

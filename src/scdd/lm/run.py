@@ -241,7 +241,7 @@ def token_rows(engine: Engine, due: Sequence[Due]) -> TokenRows:
 
 def numbers(due: Sequence[Due]) -> CounterRNG:
     """The random numbers of these windows: each sample's own, and each window's; on the host."""
-    seeds = [text.seed + GOLDEN * level for text, _, level in due]
+    seeds = [(text.seed + GOLDEN * level) % (1 << 64) if level else text.seed for text, _, level in due]
     return CounterRNG(seeds, [each.text.index for each in due])
 
 

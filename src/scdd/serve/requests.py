@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, TypeAdapter, create_model
 
 from scdd.core.options import Options, number_type
-from scdd.lm.options import RepairOptions
+from scdd.lm.options import RepairOptions, ScoreOptions
 from scdd.processes.options import PROCESSES, ProcessOptions
 from scdd.samplers.options import DRAWING, SAMPLER_NAMES, GridKind, SamplerOptions, SamplingOptions
 
@@ -114,7 +114,7 @@ class Infill(How):
     """How many texts."""
 
 
-_Score: Any = create_model("_Score", __base__=Reverse, **fields_of(RepairOptions, "strength"))
+_Score: Any = create_model("_Score", __base__=Reverse, **fields_of(ScoreOptions))
 
 
 class Score(_Score):  # type: ignore[misc]

@@ -18,7 +18,7 @@ from scdd.core.denoiser import Denoiser
 from scdd.core.errors import UserError
 from scdd.core.options import altered
 from scdd.lm.model import LM
-from scdd.lm.options import RepairOptions
+from scdd.lm.options import RepairOptions, ScoreOptions
 from scdd.lm.rows import MOST_TRIES, SPAN
 from scdd.lm.run import Engine
 from scdd.processes.base import Process, make_process, process_of_kind
@@ -252,7 +252,7 @@ class Service:
         """A text to judge."""
         lm = self.view(body)
         tokens = self.tokens(body.text)
-        work = partial(lm.score, body.text, blocks=True, **body.chosen(RepairOptions))
+        work = partial(lm.score, body.text, blocks=True, **body.chosen(ScoreOptions))
         return Job(work=work, cost=cost(len(tokens)), order=("score", body, False))
 
     def steps(self, wanted: int | None) -> int:

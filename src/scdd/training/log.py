@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from abc import ABC, abstractmethod
@@ -127,9 +128,7 @@ class Terminal(Sink):
     """A live bar where there is a terminal, plain lines elsewhere."""
 
     def __init__(self, steps: int, step: int = 0, live: bool | None = None) -> None:
-        from rich.console import Console
-
-        self._console = Console(highlight=False, soft_wrap=True)
+        self._console = _console()
         self._steps = steps
         self._bar = _bar(self._console) if (self._console.is_terminal if live is None else live) else None
         if self._bar is not None:
@@ -140,16 +139,23 @@ class Terminal(Sink):
         """One line, or the bar's note."""
         note = describe(values)
         if "valid_nelbo" in values:
-            self._console.print(f"step {step:>{len(str(self._steps))}}  {note}")
+            self._print(f"step {step:>{len(str(self._steps))}}  {note}")
         elif self._bar is not None:
             self._bar.update(self._task, completed=step, note=note)
         else:
-            self._console.print(f"step {step:>{len(str(self._steps))}}/{self._steps}  {note}")
+            self._print(f"step {step:>{len(str(self._steps))}}/{self._steps}  {note}")
 
     def text(self, step: int, name: str, text: str) -> None:
         """Printed above the bar."""
         shown = {"notice": text, "event": f"step {step}: {text}"}.get(name, f"step {step}  {name}: {text}")
-        self._console.print(shown, markup=False)
+        self._print(shown, markup=False)
+
+    def _print(self, line: str, markup: bool = True) -> None:
+        """A line, for as long as anybody reads them: a run outlives whoever looked on."""
+        try:
+            self._console.print(line, markup=markup)
+        except OSError:
+            self._console.quiet = True
 
     def rewind(self, step: int) -> None:
         """The bar goes back."""
@@ -160,6 +166,19 @@ class Terminal(Sink):
         """Leave the bar where it is."""
         if self._bar is not None:
             self._bar.stop()
+
+
+def _console() -> Any:
+    from rich.console import Console
+
+    class Lasting(Console):
+        """One whose reader may leave (`| head`): it falls silent, where rich would end the process."""
+
+        def on_broken_pipe(self) -> None:
+            with contextlib.suppress(SystemExit):
+                super().on_broken_pipe()
+
+    return Lasting(highlight=False, soft_wrap=True)
 
 
 def _bar(console: Any) -> Any:

@@ -7,11 +7,15 @@ import threading
 from types import FrameType
 from typing import Any
 
-CAUGHT = (signal.SIGTERM, signal.SIGINT)
+LOST = getattr(signal, "SIGHUP", None)  # the terminal is gone; Windows has none
+CAUGHT = (signal.SIGTERM, signal.SIGINT, *([] if LOST is None else [LOST]))
 
 
 class Signals:
-    """SIGTERM and SIGINT end the run after the current step, with a checkpoint; a second one ends it at once."""
+    """SIGTERM, SIGINT and SIGHUP end the run after the current step, with a checkpoint; a second one ends it at once.
+
+    A run that was told not to hear of its terminal (nohup) does not.
+    """
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
@@ -19,7 +23,8 @@ class Signals:
 
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._receive) for number in CAUGHT}
+            heard = [number for number in CAUGHT if number != LOST or signal.getsignal(number) != signal.SIG_IGN]
+            self._before = {number: signal.signal(number, self._receive) for number in heard}
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -92,15 +92,18 @@ def _validation(model: EvalModel) -> tuple[TokenStream, str]:
     from scdd.recipe import load as recipe
 
     if model.recipe is None or "kind" not in (recipe.parse(model.recipe).get("data") or {}):
-        raise UserError(f"{model.label} says nothing of its data: name a text.")
+        raise UserError(f"{model.label} says nothing of its data: name a text (text).", "text")
     spec = recipe.loads(model.recipe)
     if spec.data.kind == "pairs":
-        raise UserError(f"{model.label} was trained on pairs, which are no running text: name a text.")
+        raise UserError(f"{model.label} was trained on pairs, which are no running text: name a text (text).", "text")
     try:
         held = build.corpus(spec, model.lm.tokenizer.to_str()).valid
     except UserError as error:
-        raise UserError(f"The validation data of {model.label} cannot be had, so name a text ({error})") from error
+        raise UserError(
+            f"{model.label} was validated on {spec.data.path}, which is not here or not whole: name a text (text).",
+            "text",
+        ) from error
     if held is None:
-        raise UserError(f"The data of {model.label} has no validation split: name a text.")
+        raise UserError(f"The data of {model.label} has no validation split: name a text (text).", "text")
     assert not isinstance(held, Blocks)  # as only pairs are
     return held, f"{Path(spec.data.path).name} (validation)"
