@@ -150,7 +150,8 @@ def test_default_texts_are_the_recipes_own(
     [
         (["eval", "likelihood", "--model", "nowhere"], "no checkpoint folder"),
         (["eval", "likelihood", "--model", "a=x", "--model", "a=y"], "Two systems are called a"),
-        (["eval", "likelihood", "--looks", "3"], "even number"),
+        (["eval", "likelihood", "--looks", "3"], "--looks is 3: give an even number"),
+        (["eval", "likelihood"], "name a text (--text)"),
         (["eval", "likelihood", "--convention", "mine"], "ours or authors"),
         (["eval", "likelihood", "--corpus", "C4"], "LM1B or OWT"),
         (["eval", "generation", "--steps", "0"], "positive numbers"),

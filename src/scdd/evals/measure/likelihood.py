@@ -65,7 +65,7 @@ class NelboEstimator:
         if self.convention == "authors" and self.steps is None:
             object.__setattr__(self, "steps", PAPERS_STEPS)
         if self.looks < REPLICATES or self.looks % REPLICATES:
-            raise UserError(f"looks is {self.looks}: give an even number of at least 2, for the error bars.")
+            raise UserError(f"looks is {self.looks}: give an even number of at least 2, for the error bars.", "looks")
         if self.steps is not None and self.steps < 2:
             raise UserError(f"The grid has {self.steps} steps: give at least 2, or leave it out for continuous time.")
 
