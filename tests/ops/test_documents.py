@@ -178,3 +178,99 @@ def test_who_takes_documents_on_a_gpu() -> None:
         assert takes_documents(x.half(), 128)
         assert not takes_documents(x.float(), 64)
         assert not takes_documents(x, 256)
+
+
+# -- windows -----------------------------------------------------------------------------------------------------------
+
+
+def by_hand(q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None, causal: bool, window: int) -> Tensor:
+    """Query by query, from the definition, in float64."""
+    q, k, v = q.double().cpu(), k.double().cpu(), v.double().cpu()
+    batch, heads, length, width = q.shape
+    out = torch.empty(batch, heads, length, width, dtype=torch.float64)
+    for b in range(batch):
+        for i in range(length):
+            seen = [
+                j
+                for j in range(length)
+                if (abs(i - j) <= window or j == 0)
+                and (j <= i or not causal)
+                and (documents is None or documents[b, i] == documents[b, j])
+            ]
+            for h in range(heads):
+                shared = h * k.shape[1] // heads
+                weights = (k[b, shared, seen] @ q[b, h, i] * width**-0.5).softmax(0)
+                out[b, h, i] = weights @ v[b, shared, seen]
+    return out
+
+
+WAYS = ["reference", "chunked", pytest.param("triton", marks=TRITON)]
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several pieces of small rows."""
+    from scdd.ops.documents import chunked
+
+    monkeypatch.setattr(chunked, "QUERIES", 16)
+
+
+@pytest.mark.usefixtures("small", "few")
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("length", "window"), [(3, 1), (40, 7), (45, 20), (70, 13)])
+@pytest.mark.parametrize("impl", WAYS)
+def test_a_window_shows_its_surroundings_and_the_rows_first_token(
+    impl: str, length: int, window: int, causal: bool
+) -> None:
+    q, k, v = inputs(5, (4, 2), length, 16, torch.float32)
+    for documents in (None, layouts(length)):
+        found = attention(q, k, v, documents, causal, window, impl="auto" if impl == "chunked" else impl)
+        exact = by_hand(q, k, v, documents, causal, window)
+        torch.testing.assert_close(found.double().cpu(), exact, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("impl", WAYS)
+def test_a_window_as_wide_as_the_row_changes_no_bit(impl: str) -> None:
+    q, k, v = inputs(2, (4, 2), 24, 16, torch.float32)
+    way = "auto" if impl == "chunked" else impl
+    for documents in (None, layouts(24)[:2]):
+        plain = attention(q, k, v, documents, impl=way)
+        assert torch.equal(attention(q, k, v, documents, window=23, impl=way), plain)
+        assert not torch.equal(attention(q, k, v, documents, window=22, impl=way), plain)
+
+
+@pytest.mark.usefixtures("few")
+def test_a_windows_gradients_are_the_references() -> None:
+    leaves = [each.double().requires_grad_() for each in inputs(2, (4, 2), 70, 8, torch.float32)]
+    upstream = torch.randn(2, 4, 70, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(3)).to(CUDA)
+    for documents in (None, layouts(70)[1:3]):
+        found, exact = (
+            torch.autograd.grad(attention(*leaves, documents, window=9, impl=impl), leaves, upstream)
+            for impl in ("auto", "reference")
+        )
+        for one, other in zip(found, exact, strict=True):
+            torch.testing.assert_close(one, other)
+
+
+@TRITON
+@pytest.mark.usefixtures("small")
+def test_what_a_window_leaves_out_is_never_read() -> None:
+    """Keys beyond it may be anything, NaN too; the row's first is looked at."""
+    length, window = 64, 5  # four whole blocks of keys
+    q, k, v = inputs(1, (2, 1), length, 16, torch.float32)
+    here = attention(q, k, v, window=window, impl="triton")
+    k2, v2 = k.clone(), v.clone()
+    k2[:, :, 32:], v2[:, :, 32:] = torch.nan, torch.nan
+    there = attention(q, k2, v2, window=window, impl="triton")
+    if not MANY:  # whose programs have the first 16 places to themselves
+        assert torch.equal(here[:, :, :16], there[:, :, :16])
+    assert there[:, :, 32:].isnan().all()
+    k2, v2 = k.clone(), v.clone()
+    v2[:, :, 0] += 1
+    assert not torch.equal(attention(q, k2, v2, window=window, impl="triton")[:, :, -1], here[:, :, -1])
+
+
+def test_a_window_is_about_whole_rows() -> None:
+    q, k, v = inputs(1, (2, 1), 8, 16, torch.float32)
+    with pytest.raises(ValueError, match="whole rows"):
+        attention(q[:, :, :4], k, v, window=2)

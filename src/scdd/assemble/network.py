@@ -64,6 +64,8 @@ def start_network(
                 "machine; name that in the model section, kind import, if you trust it."
             )
         changed, checkpoint = _kept(spec.model, checkpoint.network, checkpoint)
+        with at("model"):
+            changed = spec.model.reread(changed)
         return _rebuilt(checkpoint.folder, {**changed, **({"causal": causal} if ours else {})}, vocab), checkpoint
     bias = checkpoint is not None and "output.input_bias" in checkpoint.weights
     return network(spec, vocab, **({"input_bias": True} if bias else {})), checkpoint

@@ -19,7 +19,7 @@ from scdd.core.files import CONFIG_LIMIT, read_json, read_text
 from scdd.core.types import Vocab
 from scdd.data.tokenizer import TextTokenizer
 from scdd.models.dit import DiT
-from scdd.models.options import SIZES, DiTConfig
+from scdd.models.options import SIZES, DiTConfig, PretrainedOptions
 
 DECODERS = ("llama", "mistral", "qwen2", "qwen3")
 READABLE = (
@@ -66,6 +66,18 @@ def trimmed(found: Bundle, texts: Iterable[str], size: int) -> Bundle:
     tokenizer, kept = smaller(TextTokenizer(found.tokenizer), texts, size)
     weights = fewer_ids(found.network, found.weights, found.vocab, tokenizer.vocab, kept)
     return replace(found, vocab=tokenizer.vocab, tokenizer=tokenizer.to_str(), weights=weights)
+
+
+def reread(found: Bundle, attention_window: int | None = None, context: int | None = None) -> Bundle:
+    """The same model, each token of which sees so many to either side, or whose rows may have `context` tokens."""
+    from scdd.models.network import unfilled
+
+    if found.network is None:
+        raise UserError(f"{found.folder} does not say its network: leave attention_window and context out.")
+    options = PretrainedOptions(attention_window=attention_window, context=context)
+    changed = replace(found, network=options.reread(found.network))
+    unfilled(changed.network or {}, found.vocab, len(found.weights))  # refuses what does not go together
+    return changed
 
 
 class Reading(NamedTuple):

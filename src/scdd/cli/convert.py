@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -52,6 +53,16 @@ def convert(
     vocab_text: Annotated[
         list[str] | None, typer.Option(metavar="FILE", help="Text to choose them by, as prepare reads it; repeatable.")
     ] = None,
+    attention_window: Annotated[
+        int | None,
+        typer.Option(
+            help="Let a token see only so many to either side, and the row's first: a model that reads both sides can then read "
+            "longer rows than it was trained on; their length less 1 is a good choice. Of the Llama family."
+        ),
+    ] = None,
+    context: Annotated[
+        int | None, typer.Option(help="Tokens of the longest row that it is used with; default: as it was trained.")
+    ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Replace a model in --out; its other files, README.md too, stay.")
     ] = False,
@@ -63,7 +74,7 @@ def convert(
     """
     from safetensors import SafetensorError
 
-    from scdd.bundle.convert import Told, trimmed
+    from scdd.bundle.convert import Told, reread, trimmed
     from scdd.bundle.folder import KINDS, read, write
     from scdd.cli.export import copy_files, kept_files
     from scdd.data.tokenizer import TextTokenizer
@@ -81,6 +92,8 @@ def convert(
 
         with _shown("counting tokens"):
             found = trimmed(found, documents(discover(vocab_text)), vocab_size)
+    if attention_window is not None or context is not None:
+        found = reread(found, attention_window, context)
     kind = weights or found.kind
     try:
         with _shown(f"writing {out}"):
@@ -112,7 +125,13 @@ def _summary(found: Bundle, out: Path, kind: str) -> None:
     print(f"  network: {network.get('kind', 'dit')}, {shape}; {count:,} parameters, {size / 1e6:,.2f} MB of {kind}")
     print(f"  tokenizer: {_tokenizer(found)}")
     print(f"  process: {_process(recipe.get('process'))}")
-    print(f"  rows: {(recipe.get('data') or {}).get('length')} tokens")
+    print(f"  rows: {_rows((recipe.get('data') or {}).get('length'), network)}")
+
+
+def _rows(trained: int | None, network: Mapping[str, Any]) -> str:
+    window, context = network.get("attention_window"), network.get("context")
+    longer = f"{context} tokens, trained on {trained}" if context else f"{trained} tokens"
+    return longer + (f"; a token sees {window} to either side and the first" if window else "")
 
 
 def _tokenizer(found: Bundle) -> str:

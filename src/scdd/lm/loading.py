@@ -81,7 +81,7 @@ def load(
         denoiser,
         _process(checkpoint, spec, process),
         _tokenizer(checkpoint),
-        context or (spec.length if spec is not None else row_length(checkpoint.recipe) or CONTEXT),
+        context or denoiser.context or (spec.length if spec is not None else row_length(checkpoint.recipe) or CONTEXT),
         sampling=spec.sampling if spec is not None else SamplingOptions(),
         repair=_repair(checkpoint),
         quality=_quality(checkpoint, denoiser),

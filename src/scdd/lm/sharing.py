@@ -37,7 +37,8 @@ def sheet_of(source: Bundle, name: str, kind: str) -> Sheet:
     return Sheet(
         identity=source,
         specials=Specials(**ends, pad=tokenizer.padding or ends["eos"]),
-        context=spec.length if spec is not None else row_length(source.recipe) or CONTEXT,
+        context=(source.network or {}).get("context")
+        or (spec.length if spec is not None else row_length(source.recipe) or CONTEXT),
         process=asdict(spec.process) if spec is not None and known else {"kind": UNKNOWN},
         sampling=asdict(spec.sampling) if spec is not None else {},
         name=name,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +47,13 @@ def recomputed(block: nn.Module, *inputs: Any) -> tuple[Tensor, Tensor]:
     """
     x, delta = checkpoint(block, *inputs, use_reentrant=False, context_fn=_kept)
     return x, delta
+
+
+class Near(NamedTuple):
+    """What blocks are told where tokens see their surroundings alone (`ops.documents`)."""
+
+    window: int
+    documents: Tensor | None
 
 
 def documents_seen(documents: Tensor, causal: bool, x: Tensor, width: int, mask: Tensor | None = None) -> Tensor:
@@ -104,13 +111,17 @@ class Cache:
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None = None, cache: LayerCache | None = None
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | Near | None = None, cache: LayerCache | None = None
 ) -> Tensor:
     """Softmax attention of [B, H, L, Dh]; with a cache, the L queries follow what the cache already holds.
 
     Keys and values may have fewer heads, a divisor of the queries': each then serves a group of neighbouring heads. The mask is
-    True where a query may look at a key, or it is what `documents_seen` says.
+    True where a query may look at a key, or it is what `documents_seen` says, or `Near`.
     """
+    if isinstance(mask, Near):
+        from scdd.ops.documents import attention
+
+        return attention(q, k, v, mask.documents, causal, mask.window)
     if mask is not None and mask.dtype != torch.bool:
         from scdd.ops.documents import attention
 

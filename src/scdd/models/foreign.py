@@ -24,7 +24,7 @@ class Foreign(Network):
     """Somebody's own module as one of our networks; it stays as it is, with its weights under its own names.
 
     It must have `vocab`, `head` and `hidden(z_t, t, documents)`, and may have what `Network` has besides: `layers`
-    (what FSDP shards one by one), `hidden_matrices` (what Muon trains), `causal`, `time_conditioning`, `cache`.
+    (what FSDP shards one by one), `hidden_matrices` (what Muon trains), `causal`, `context`, `time_conditioning`, `cache`.
     """
 
     weights_prefix = "module."
@@ -68,6 +68,12 @@ class Foreign(Network):
     def causal(self) -> bool:
         """As the module says; it is not asked to."""
         return bool(getattr(self.module, "causal", False))
+
+    @property
+    def context(self) -> int | None:
+        """As the module says; it is not asked to."""
+        own = getattr(self.module, "context", None)
+        return own if isinstance(own, int) and own > 0 else None
 
     @property
     def time_conditioning(self) -> bool:

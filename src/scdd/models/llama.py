@@ -17,6 +17,7 @@ from scdd.core.types import Head, Vocab, padded
 from scdd.models.attention import (
     Cache,
     LayerCache,
+    Near,
     Rotary,
     attend,
     documents_seen,
@@ -111,7 +112,7 @@ class Block(nn.Module):
         delta: Tensor | None,
         rotary: tuple[Tensor, Tensor],
         causal: bool,
-        mask: Tensor | None = None,
+        mask: Tensor | Near | None = None,
         cache: LayerCache | None = None,
         lean: bool = False,
     ) -> tuple[Tensor, Tensor]:
@@ -132,7 +133,7 @@ class Block(nn.Module):
         normal: Tensor,
         rotary: tuple[Tensor, Tensor],
         causal: bool,
-        mask: Tensor | None,
+        mask: Tensor | Near | None,
         cache: LayerCache | None,
         lean: bool,
     ) -> Tensor:
@@ -217,6 +218,10 @@ class Llama(Network):
         if cache is not None:
             if ahead != 0 or documents is not None:
                 raise UserError("A cache needs a causal network and unpacked rows: set lookahead=0, documents=None.")
+            if self.config.attention_window is not None:
+                raise UserError(
+                    "A cache remembers the whole row, and this network has an attention_window: set no cache."
+                )
             cache.room_for(length)
         mask = None
         if ahead and ahead < length - 1:  # a tensor: a number that grows would make the compiler start again
@@ -241,17 +246,28 @@ class Llama(Network):
         start = cache.length if cache is not None else 0
         rotary = self.rotary(start, start + z_t.shape[1])
         x = F.embedding(z_t, self.embedding.weight).to(self.compute_dtype or self.embedding.weight.dtype)
-        if documents is not None:
-            mask = documents_seen(documents, causal, x, self.config.head_width, mask)
+        seen = self._seen(documents, causal, mask, x)
         delta = None
         again = self.recompute and torch.is_grad_enabled() and cache is None
         for i, block in enumerate(self.blocks):
             if again:
-                x, delta = recomputed(block, x, delta, rotary, causal, mask, None, True)
+                x, delta = recomputed(block, x, delta, rotary, causal, seen, None, True)
             else:
-                x, delta = block(x, delta, rotary, causal, mask, None if cache is None else cache.layers[i])
+                x, delta = block(x, delta, rotary, causal, seen, None if cache is None else cache.layers[i])
         states: Tensor = self.norm(x, delta)[1]
         return states
+
+    def _seen(self, documents: Tensor | None, causal: bool, mask: Tensor | None, x: Tensor) -> Tensor | Near | None:
+        """What blocks are told: documents, a mask that narrows the view, and the window in rows that are longer than it."""
+        window, length = self.config.attention_window, x.shape[1]
+        if window is not None and length > window + 1:
+            if mask is None:
+                return Near(window, documents)
+            from scdd.ops.documents.reference import window_mask  # for networks whose attention still grows
+
+            places = torch.arange(length, device=x.device)
+            mask = mask & window_mask(places, places, causal, window)
+        return mask if documents is None else documents_seen(documents, causal, x, self.config.head_width, mask)
 
     def cache(self, capacity: int) -> Cache:
         """An empty key/value cache for `capacity` tokens a row."""
@@ -268,6 +284,11 @@ class Llama(Network):
     def causal(self) -> bool:
         """As its shape says."""
         return self.config.causal
+
+    @property
+    def context(self) -> int | None:
+        """As its shape says."""
+        return self.config.context
 
     def description(self) -> dict[str, Any]:
         """Its kind and shape."""

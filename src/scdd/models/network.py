@@ -63,6 +63,11 @@ class Network(nn.Module, ABC):
         return False
 
     @property
+    def context(self) -> int | None:
+        """Tokens of the longest row that it is used with; None: of the rows it was trained on."""
+        return None
+
+    @property
     def time_conditioning(self) -> bool:
         """Whether `hidden` must be told t."""
         return False

@@ -179,7 +179,18 @@ class DecoderOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LlamaConfig(DecoderOptions):
+class RowOptions(Options):
+    """How far a token sees, and how long a row may be."""
+
+    attention_window: Count | None = None
+    """How many tokens to either side a token sees, and the row's first one besides; null: the whole row. data.length − 1 changes
+    nothing in training, and lets the model read longer rows than it was trained on."""
+    context: Annotated[int, Interval(ge=4, le=1 << 20)] | None = None
+    """Tokens of the longest row that it is used with; null: data.length. Longer texts are gone through in pieces."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlamaConfig(DecoderOptions, RowOptions):
     """The shape of a decoder of the Llama family (Llama, SmolLM2, Mistral, Qwen2, Qwen3), as checkpoints record it.
 
     `causal` leaves it the left-to-right model that it was; without it every token sees the whole row.
@@ -204,6 +215,11 @@ class LlamaConfig(DecoderOptions):
             raise OptionError(
                 f"kv_heads {self.kv_heads} does not divide the {self.heads} heads: choose a divisor.", "kv_heads"
             )
+        if self.causal and self.attention_window is not None:
+            raise OptionError(
+                f"attention_window {self.attention_window} is for networks that read both sides, and this one is causal: leave it out.",
+                "attention_window",
+            )
         if self.head_width % 2:
             raise OptionError(
                 f"head_width {self.head_width} is odd, and rotary attention turns pairs of channels: choose an even one.",
@@ -226,7 +242,7 @@ DECODERS = {
 
 
 @dataclass(frozen=True)
-class LlamaOptions(DecoderOptions):
+class LlamaOptions(DecoderOptions, RowOptions):
     """A network of the Llama family, from random weights or from those of training.start_from."""
 
     SHAPE: ClassVar = ("depth", "width", "heads", "kv_heads", "mlp_width")
@@ -262,12 +278,13 @@ class LlamaOptions(DecoderOptions):
 
     def config(self, causal: bool = False) -> LlamaConfig:
         """The network's shape."""
+        rows = {each.name: getattr(self, each.name) for each in fields(RowOptions)}
         if self.size != "custom":
-            return replace(DECODERS[self.size], causal=causal)
+            return replace(DECODERS[self.size], causal=causal, **rows)
         depth, width, heads, kv_heads, mlp_width = (getattr(self, name) for name in self.SHAPE)
         return LlamaConfig(
             depth=depth, width=width, heads=heads, kv_heads=kv_heads, head_width=width // heads, mlp_width=mlp_width,
-            causal=causal, **{each.name: getattr(self, each.name) for each in fields(DecoderOptions)},
+            causal=causal, **rows, **{each.name: getattr(self, each.name) for each in fields(DecoderOptions)},
         )  # fmt: skip
 
     def description(self, causal: bool = False) -> dict[str, Any]:
@@ -294,8 +311,11 @@ class ImportOptions(Options):
 
 
 @dataclass(frozen=True)
-class PretrainedOptions(Options):
-    """The network that training.start_from holds, whatever its kind and shape; causal or not as the process needs it."""
+class PretrainedOptions(RowOptions):
+    """The network that training.start_from holds, whatever its kind and shape; causal or not as the process needs it.
+
+    `attention_window` and `context` replace its own where they are given, if it is of kind llama.
+    """
 
     kind: Literal["pretrained"] = field(default="pretrained", kw_only=True, repr=False)
     depth: Depth | None = None
@@ -313,6 +333,15 @@ class PretrainedOptions(Options):
             raise OptionError(
                 f"layers is {list(self.layers)}: name some blocks, each once, in ascending order.", "layers"
             )
+
+    def reread(self, description: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A network's description with what is given here of how far it sees and how long its rows may be."""
+        given = {each.name: getattr(self, each.name) for each in fields(RowOptions)}
+        given = {name: value for name, value in given.items() if value is not None}
+        if given and description.get("kind") != "llama":
+            name, kind = next(iter(given)), description.get("kind", "dit")
+            raise OptionError(f"{name} is for networks of kind llama, and this one is a {kind}: leave it out.", name)
+        return {**description, **given}
 
     def kept(self, depth: int) -> tuple[int, ...]:
         """The blocks that are kept of `depth`."""

@@ -84,7 +84,7 @@ class SCDDPreTrainedModel(PreTrainedModel):
         network = self.config.network
         x = self.embedding(input_ids)
         rotary = angles(input_ids.shape[1], network, x.device)
-        mask = seen(attention_mask, network.get("causal", False))
+        mask = seen(attention_mask, network.get("causal", False), network.get("attention_window"), input_ids)
         if self.time is None:
             for block in self.blocks:
                 x = block(x, rotary, mask)

@@ -74,13 +74,24 @@ def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None) -
     return mixed.transpose(1, 2).flatten(2)
 
 
-def seen(attention_mask: Tensor | None, causal: bool) -> Tensor | None:
-    """True where query i may look at key j, [B, 1, L, L]; padding sees padding, so that no softmax is empty."""
+def seen(
+    attention_mask: Tensor | None, causal: bool, window: int | None = None, like: Tensor | None = None
+) -> Tensor | None:
+    """True where query i may look at key j, [B or 1, 1, L, L]; padding sees padding, so that no softmax is empty.
+
+    With a window, and tokens `like` [B, L] to see, those within it and the row's first one.
+    """
+    near = None
+    if window is not None and like is not None and like.shape[1] > window + 1:
+        at = torch.arange(like.shape[1], device=like.device)
+        near = ((at[:, None] - at[None, :]).abs() <= window) | (at == 0)[None, :]
+        near = (near.tril() if causal else near)[None, None]
     if attention_mask is None:
-        return None
+        return near
     real = attention_mask.bool()
     same = real[:, :, None] == real[:, None, :]
-    return (same.tril() if causal else same)[:, None]
+    same = (same.tril() if causal else same)[:, None]
+    return same if near is None else same & near
 
 
 # -- the DiT: adaptive layer norms --------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 A program has one row of the batch, one head of keys and some queries: those of all heads that share these keys, positions
 first. It sees that row alone, and its blocks depend on lengths and widths alone, so neither the batch nor a row's place in
 it changes a bit. In long rows, keys that none of its queries may look at are left out in whole blocks: they would add
-exact zeros.
+exact zeros. So are keys outside of all their windows, but for the row's first block, where the token is that all see.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ def shape(queries: int, keys: int, width: int, half: bool) -> Shape:
     return Shape(128, 64, 8, 3)
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None, causal: bool = False) -> Tensor:
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None, causal: bool = False, window: int | None = None
+) -> Tensor:
     """See `ops.documents.attention`. The result is [B, L, H, Dh] in memory."""
     batch, heads, length, width = q.shape
     shared, keys = k.shape[1], k.shape[2]
@@ -62,10 +64,10 @@ def attention(q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None, 
     ids = documents if documents is not None else q  # nobody reads it then
     _attention[(batch * shared * blocks,)](
         q, k, v, out, ids, *q.stride(), *k.stride(), *v.stride(), *out.stride(), *ids.stride()[:2],
-        blocks, shared, length, keys, width**-0.5 * LOG2E.value,
+        blocks, shared, length, keys, window or 0, width**-0.5 * LOG2E.value,
         GROUPS=groups, WIDTH=width, WIDE=max(LEAST, triton.next_power_of_2(width)),
         QUERIES=own.queries, KEYS=own.keys, REST=_rest(keys, own.keys), IDS=IDS,
-        PACKED=documents is not None, CAUSAL=causal, SKIPS=documents is not None and keys >= SKIPS,
+        PACKED=documents is not None, CAUSAL=causal, WINDOWED=window is not None, SKIPS=documents is not None and keys >= SKIPS,
         num_warps=own.warps, num_stages=own.stages,
     )  # fmt: skip
     return out
@@ -78,13 +80,15 @@ def _rest(keys: int, block: int) -> int:
 
 
 # Few kernels for all lengths, and one wherever in memory a row of documents begins.
-@triton.jit(do_not_specialize=["ids_b", "blocks", "shared", "length", "keys"], do_not_specialize_on_alignment=["ids_"])
+@triton.jit(
+    do_not_specialize=["ids_b", "blocks", "shared", "length", "keys", "window"], do_not_specialize_on_alignment=["ids_"]
+)
 def _attention(
     q_, k_, v_, out_, ids_, q_b, q_h, q_l, q_d, k_b, k_h, k_l, k_d, v_b, v_h, v_l, v_d, out_b, out_h, out_l, out_d, ids_b, ids_l,
-    blocks, shared, length, keys, scale,
+    blocks, shared, length, keys, window, scale,
     GROUPS: tl.constexpr, WIDTH: tl.constexpr, WIDE: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, REST: tl.constexpr, IDS: tl.constexpr,
-    PACKED: tl.constexpr, CAUSAL: tl.constexpr, SKIPS: tl.constexpr,
+    PACKED: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, SKIPS: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(0) % blocks
     head = (tl.program_id(0) // blocks) % shared
@@ -105,19 +109,28 @@ def _attention(
         first, last = _seen(ids_, ids_l, own, at < length, keys, IDS)
     if CAUSAL:
         last = tl.minimum(last, tl.max(at, 0) + 1)
+    if WINDOWED:
+        first = tl.maximum(first, tl.min(at, 0) - window)
+        last = tl.minimum(last, tl.max(at, 0) + window + 1)
     best = tl.full((QUERIES,), float("-inf"), tl.float32)
     total = tl.zeros((QUERIES,), tl.float32)
     mixed = tl.zeros((QUERIES, WIDE), tl.float32)
     whole = keys // KEYS * KEYS
+    if WINDOWED:  # noqa: SIM102 (the compiler is to leave it out)
+        if first >= KEYS:  # its block is not among those below
+            best, total, mixed = _block(
+                best, total, mixed, q, own, at, k_, k_l, k_d, v_, v_l, v_d, ids_, ids_l, 0, keys, window, scale,
+                WIDTH, WIDE, KEYS, False, PACKED, CAUSAL, WINDOWED,
+            )  # fmt: skip
     if REST > 0:  # first: its loads then wait together with the queries'
         best, total, mixed = _block(
-            best, total, mixed, q, own, at, k_, k_l, k_d, v_, v_l, v_d, ids_, ids_l, whole, keys, scale,
-            WIDTH, WIDE, REST, True, PACKED, CAUSAL,
+            best, total, mixed, q, own, at, k_, k_l, k_d, v_, v_l, v_d, ids_, ids_l, whole, keys, window, scale,
+            WIDTH, WIDE, REST, True, PACKED, CAUSAL, WINDOWED,
         )  # fmt: skip
     for start in tl.range(first // KEYS * KEYS, tl.minimum(last, whole), KEYS):
         best, total, mixed = _block(
-            best, total, mixed, q, own, at, k_, k_l, k_d, v_, v_l, v_d, ids_, ids_l, start, keys, scale,
-            WIDTH, WIDE, KEYS, False, PACKED, CAUSAL,
+            best, total, mixed, q, own, at, k_, k_l, k_d, v_, v_l, v_d, ids_, ids_l, start, keys, window, scale,
+            WIDTH, WIDE, KEYS, False, PACKED, CAUSAL, WINDOWED,
         )  # fmt: skip
     mixed *= (1.0 / tl.where(total > 0, total, 1.0))[:, None]  # empty beyond the row's end alone
     out_ += row * out_b + at[:, None] * out_l + member[:, None] * out_h + d[None, :] * out_d
@@ -141,9 +154,9 @@ def _seen(ids_, ids_l, own, real, keys, IDS: tl.constexpr):
 
 @triton.jit
 def _block(
-    best, total, mixed, q, own, at, k_, k_l, k_d, v_, v_l, v_d, ids_, ids_l, start, keys, scale,
+    best, total, mixed, q, own, at, k_, k_l, k_d, v_, v_l, v_d, ids_, ids_l, start, keys, window, scale,
     WIDTH: tl.constexpr, WIDE: tl.constexpr, KEYS: tl.constexpr, ENDS: tl.constexpr,
-    PACKED: tl.constexpr, CAUSAL: tl.constexpr,
+    PACKED: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr,
 ):  # fmt: skip
     """One more block of keys: (the largest score so far, the sum of exp2((score − largest) · scale), the values so weighted)."""
     j = start + tl.arange(0, KEYS)
@@ -164,6 +177,9 @@ def _block(
         scores = tl.where(own[:, None] == theirs[None, :], scores, float("-inf"))
     if CAUSAL:
         scores = tl.where(at[:, None] >= j[None, :], scores, float("-inf"))
+    if WINDOWED:
+        near = tl.abs(at[:, None] - j[None, :]) <= window
+        scores = tl.where(near | (j == 0)[None, :], scores, float("-inf"))
     if ENDS:
         scores = tl.where((j < keys)[None, :], scores, float("-inf"))
     top = tl.maximum(best, tl.max(scores, 1))
