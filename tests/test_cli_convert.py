@@ -19,12 +19,14 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import scdd
-from scdd.bundle.folder import read
+from scdd.bundle.folder import Identity, read, write
 from scdd.cli.main import import_verb, main
 from scdd.core.errors import UserError
 from scdd.core.types import padded
 from scdd.data.tokenizer import TextTokenizer
 from scdd.evals.measure.store import read_measurements
+from scdd.models.llama import Llama
+from scdd.models.options import LlamaConfig
 from scdd.processes.gidd import GIDD
 from scdd.processes.mdlm import MDLM
 from scdd.processes.scdd import SCDD
@@ -295,6 +297,40 @@ def test_a_folder_of_ours_passes_through(convert: Convert, tmp_path: Path) -> No
     code, _, err = convert(ours, "--out", tmp_path / "n", "--process", "mdlm")
     assert code == 2
     assert "says itself" in err
+
+
+def test_a_trained_model_may_read_longer_rows(convert: Convert, tmp_path: Path) -> None:
+    tokenizer = tiny.tokenizer()
+    shape = LlamaConfig(depth=2, width=32, heads=4, kv_heads=2, head_width=8, mlp_width=48)
+    network = Llama(shape, tokenizer.vocab, torch.Generator().manual_seed(1))
+    facts = {"vocab": tokenizer.vocab, "tokenizer": tokenizer.to_str(), "network": network.description()}
+    ours = write(tmp_path / "ours", Identity(recipe=tiny.RECIPE, **facts), network.state_dict())
+    length = scdd.load(ours, device="cpu").context
+    code, out, _ = convert(ours, "--out", tmp_path / "m", "--attention-window", length - 1, "--context", 4 * length)
+    assert code == 0
+    assert (
+        f"rows: {4 * length} tokens, trained on {length}; a token sees {length - 1} to either side and the first" in out
+    )
+    before, after = scdd.load(ours, device="cpu"), scdd.load(tmp_path / "m", device="cpu")
+    assert after.context == 4 * length
+    z = torch.randint(0, tokenizer.size - 1, (2, 2 * length), generator=torch.Generator().manual_seed(2))
+    assert torch.equal(before.network.hidden(z[:, :length]), after.network.hidden(z[:, :length]))
+    assert not torch.equal(before.network.hidden(z), after.network.hidden(z))
+    text = tiny.TEXT * (1 + 2 * length // len(tokenizer.encode(tiny.TEXT)))
+    with pytest.raises(UserError, match="the model's context holds"):
+        before.score(text)
+    assert len(after.score(text).tokens) == len(tokenizer.encode(text))
+    for flags, said in (
+        (["--attention-window", 0], "choose 1 or more"),
+        (["--context", 2], "--context is 2: choose one in [4"),
+    ):
+        code, _, err = convert(ours, "--out", tmp_path / "n", *flags)
+        assert (code, said in err) == (2, True), err
+    dit = tiny.checkpoint(tmp_path / "dit")
+    code, _, err = convert(dit, "--out", tmp_path / "n", "--context", 64)
+    assert code == 2
+    assert "context is for networks of kind llama" in err
+    assert not (tmp_path / "n").exists()
 
 
 def test_a_mask_is_a_known_one_then_a_free_one_then_an_added_one() -> None:

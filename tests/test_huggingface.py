@@ -54,6 +54,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "causal": {**DIT, "causal": True},
     "llama": {**LLAMA, "rotary_base": 500.0, "rotary_scaling": STRETCHED},
     "llama-biases": {**LLAMA, "qkv_bias": True, "out_bias": True, "mlp_bias": True, "tied": False, "eps": 0.1},
+    "llama-near": {**LLAMA, "attention_window": 3, "context": 40},
     "llama-causal": {**LLAMA, "qk_norm": True, "causal": True, "rotary_scaling": {"kind": "linear", "factor": 2.0}},
 }
 TEXT = "The river runs to the sea."
@@ -158,6 +159,12 @@ def test_labels_give_a_loss_that_reaches_every_weight(found: dict[str, dict[str,
         logits, labels = logits[:, :-1], labels[:, 1:]
     assert torch.allclose(found[name]["loss"], F.cross_entropy(logits.flatten(0, 1), labels.flatten()))
     assert bool(found[name]["gradient"])
+
+
+def test_rows_are_as_long_as_the_network_says(place: Path) -> None:
+    facts = json.loads((place / "llama-near" / "config.json").read_text())
+    assert facts["max_position_embeddings"] == package.load(place / "llama-near", device="cpu").context == 40
+    assert package.load(place / "llama", device="cpu").context == recipe.loads(tiny.RECIPE).data.length
 
 
 def test_the_tokenizer_frames_a_text_and_knows_its_mask(found: dict[str, dict[str, Any]]) -> None:

@@ -137,6 +137,21 @@ def test_nelbo_variance(run: Run, text: Path, tmp_path: Path) -> None:
         assert row(out, label)[-1] > 0
 
 
+def test_row_length(run: Run, text: Path, tmp_path: Path) -> None:
+    """With the bundled model: rows no longer than a window are what they are without one, bit for bit."""
+    found = tmp_path / "found.json"
+    sizes = ("--row", 32, "--cuts", 2, "--windows", "7,40", "--rows", 2, "--device", "cpu", "--dtype", "float32")
+    run("row_length", text, *sizes, "--json", found)
+    nats = {each["way"]: each["nats"] for each in json.loads(found.read_text()) if each["masks"] == 0.4}
+    whole, wide, narrow = (
+        nats["one row of 30, all of it seen"],
+        nats["… 40 to either side alone"],
+        nats["… 7 to either side alone"],
+    )
+    assert whole == wide != narrow
+    assert len(nats) == 6
+
+
 def test_prepare(run: Run, text: Path) -> None:
     sizes = ("--length", 16, "--batch-size", 4, "--batches", 3)
     out = run("prepare", text, "--workers", 1, 2, "--train-tokenizer", 300, *sizes)

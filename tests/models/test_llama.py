@@ -277,6 +277,60 @@ def test_cached_decoding_equals_the_full_forward(chunks: tuple[int, ...], change
         network().hidden(z, cache=network().cache(10))
 
 
+@variants
+def test_a_window_shows_as_many_to_either_side_for_each_block_and_the_first_of_the_row(changes: dict[str, Any]) -> None:
+    model, z = network(attention_window=3, **changes), tokens(1, 20)
+    for place in (0, 12):
+        changed = z.clone()
+        changed[0, place] = (z[0, place] + 1) % IDS
+        moved = (model.hidden(z) - model.hidden(changed)).abs().amax(-1)[0]
+        within = (
+            torch.arange(20) - place
+        ).abs() <= 6  # two blocks see twice as far; the first of the row sees 3, and all see it
+        seen = torch.ones(20, dtype=torch.bool) if place == 0 else within
+        assert torch.equal(moved > 0, seen)
+
+
+@variants
+def test_rows_no_longer_than_a_window_are_what_they_were(changes: dict[str, Any]) -> None:
+    plain, near, z = network(**changes), network(attention_window=8, **changes), tokens(2, 10)
+    documents = torch.tensor([[0] * 6 + [-1] * 4, [0] * 10])
+    assert torch.equal(near.hidden(z[:, :9]), plain.hidden(z[:, :9]))
+    assert torch.equal(
+        near.hidden(z[:, :9], documents=documents[:, :9]), plain.hidden(z[:, :9], documents=documents[:, :9])
+    )
+    assert not torch.equal(near.hidden(z), plain.hidden(z))
+
+
+@variants
+def test_windows_with_padding_lookahead_and_gradients(changes: dict[str, Any]) -> None:
+    model, z = network(attention_window=4, **changes), tokens(2, 14)
+    whole = model.hidden(z[:, :11])
+    padded = model.hidden(z, documents=torch.tensor([[0] * 11 + [-1] * 3] * 2))
+    torch.testing.assert_close(padded[:, :11], whole, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(model.hidden(z, lookahead=13), model.hidden(z))
+    changed = z.clone()
+    changed[:, 13] = (z[:, 13] + 1) % IDS
+    for ahead, reach in ((1, 11), (0, 13)):
+        moved = (model.hidden(z, lookahead=ahead) - model.hidden(changed, lookahead=ahead)).abs().amax(-1)
+        assert (moved[:, :reach] == 0).all()
+        assert (moved[:, reach:] > 0).all()
+    plain = network(**changes).hidden(z, lookahead=1)
+    assert not torch.equal(model.hidden(z, lookahead=1), plain)
+    eager = gradients(model, z)
+    model.recompute = True
+    again = gradients(model, z)
+    for name, value in eager.items():
+        torch.testing.assert_close(again[name], value)
+    with pytest.raises(UserError, match="set no cache"):
+        model.hidden(z, cache=model.cache(20), lookahead=0)
+
+
+def test_a_causal_network_has_no_window() -> None:
+    with pytest.raises(UserError, match="attention_window 4 is for networks that read both sides"):
+        network(attention_window=4, causal=True)
+
+
 def test_rows_of_the_head_beyond_the_vocabulary_do_not_matter() -> None:
     """Neither their values to the loss nor the loss to them."""
     model, z = network(), tokens(2, 8)

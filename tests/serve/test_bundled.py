@@ -17,7 +17,7 @@ WHOLE = DAMAGED.replace("water", "the")
 
 def test_it_is_what_the_settings_name(bundled_client: Client) -> None:
     found = bundled_client.get("/v1/settings").json
-    assert (found["model"], found["context"], found["length"], found["sampling"]["steps"]) == ("scdd", 256, 128, 32)
+    assert (found["model"], found["context"], found["length"], found["sampling"]["steps"]) == ("scdd", 1024, 128, 32)
     assert 40e6 < found["parameters"] < 80e6
 
 

@@ -217,7 +217,7 @@ class LlamaConfig(DecoderOptions, RowOptions):
             )
         if self.causal and self.attention_window is not None:
             raise OptionError(
-                f"attention_window {self.attention_window} is for networks that read both sides, and this one is causal: leave it out.",
+                f"attention_window {self.attention_window} is for networks that read both sides, and this one is causal: take it without.",
                 "attention_window",
             )
         if self.head_width % 2:
