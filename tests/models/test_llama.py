@@ -319,9 +319,13 @@ def test_windows_with_padding_lookahead_and_gradients(changes: dict[str, Any]) -
     assert not torch.equal(model.hidden(z, lookahead=1), plain)
     eager = gradients(model, z)
     model.recompute = True
-    again = gradients(model, z)
-    for name, value in eager.items():
-        torch.testing.assert_close(again[name], value)
+    for name, value in gradients(model, z).items():
+        torch.testing.assert_close(value, eager[name])
+    if "qk_norm" in changes:  # which takes its seconds
+        torch._dynamo.reset()
+        model.compile(fullgraph=True, backend="aot_eager")
+        for name, value in gradients(model, z).items():
+            torch.testing.assert_close(value, eager[name], rtol=1e-4, atol=1e-4)
     with pytest.raises(UserError, match="set no cache"):
         model.hidden(z, cache=model.cache(20), lookahead=0)
 

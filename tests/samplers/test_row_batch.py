@@ -30,7 +30,7 @@ from scdd.samplers.ar import Ar
 from scdd.samplers.base import Context, Model, Sampler, grid
 from scdd.samplers.gidd_correct import GiddCorrect
 from scdd.samplers.last_pass import argmax
-from scdd.samplers.loop import BatchRow, RowBatch, TokenRows, sample_loop
+from scdd.samplers.loop import BatchRow, Frame, RowBatch, TokenRows, sample_loop
 from scdd.samplers.options import Final, SamplingOptions
 from scdd.samplers.plan import SamplingPlan, Walk
 from scdd.samplers.remdm import Remdm
@@ -371,3 +371,46 @@ def test_a_row_at_its_end_must_leave() -> None:
     batch.step()
     with pytest.raises(ValueError, match="remove"):
         batch.step()
+
+
+class Asking(DiT):
+    """A DiT that counts the evaluations, and may hide that it looks at tokens alone."""
+
+    asked = 0
+    hides = False
+
+    @property
+    def looks_at_tokens_alone(self) -> bool:
+        return not self.hides and super().looks_at_tokens_alone
+
+    def hidden(self, *given: Any, **more: Any) -> Tensor:
+        self.asked += 1
+        return super().hidden(*given, **more)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rows_that_did_not_change_are_not_evaluated_again_and_become_the_same(name: str) -> None:
+    """Few tokens, many steps, three rows of their own lengths: every frame has the same bits, for fewer evaluations."""
+    process, sampler = CASES[name]
+    z = torch.full((3, 7), VOCAB.mask_id)
+    z[:, 0], z[1, 2:6] = 3, torch.tensor([1, 4, 5, 2])
+    plan = SamplingPlan(sampler, grid("uniform", 24), Filters(top_p=0.9), options=SamplingOptions(), record=True)
+
+    def walked_by(conditioned: bool, hides: bool) -> tuple[list[Frame], int]:
+        network = Asking(DiTConfig(1, 16, 2, time_conditioning=conditioned), VOCAB)
+        network.load_state_dict(model(process).denoiser.state_dict())  # type: ignore[attr-defined]
+        network.eval().requires_grad_(False).hides = hides
+        rows = TokenRows(z, z == 3, [7, 6, 5])
+        frames = list(sample_loop(replace(model(process), denoiser=network), plan, rows, CounterRNG(3, range(3))))
+        return frames, network.asked
+
+    (every, all_asked), (found, asked), (_, conditioned) = (
+        walked_by(False, True),
+        walked_by(False, False),
+        walked_by(True, False),
+    )
+    assert [frame[:4] for frame in found] == [frame[:4] for frame in every]
+    for one, other in zip(found, every, strict=True):
+        assert all(torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)) for a, b in zip(one[4:], other[4:], strict=True))
+    assert asked < all_asked or name == "threshold"  # which moves something in each step
+    assert conditioned == int(found[-1].nfe.sum()) or name == "informed"  # which asks twice a step

@@ -196,6 +196,11 @@ class DiT(Network):
         return self.config.causal
 
     @property
+    def looks_at_tokens_alone(self) -> bool:
+        """As its shape says."""
+        return not self.config.time_conditioning
+
+    @property
     def time_conditioning(self) -> bool:
         """As its shape says."""
         return self.config.time_conditioning

@@ -286,6 +286,11 @@ class Llama(Network):
         return self.config.causal
 
     @property
+    def looks_at_tokens_alone(self) -> bool:
+        """It is never told a time."""
+        return True
+
+    @property
     def context(self) -> int | None:
         """As its shape says."""
         return self.config.context

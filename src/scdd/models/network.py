@@ -72,6 +72,11 @@ class Network(nn.Module, ABC):
         """Whether `hidden` must be told t."""
         return False
 
+    @property
+    def looks_at_tokens_alone(self) -> bool:
+        """Whether `hidden` gives the same bits for the same tokens and documents, whatever the time: samplers need not ask again."""
+        return False
+
     @abstractmethod
     def description(self) -> dict[str, Any]:
         """Plain data that `models.options.make_network` rebuilds it from, weights apart."""

@@ -132,6 +132,8 @@ class Present:
     tables: tuple[Tensor, Tensor]  # steps of all walks (`plan.Walk.table`)
     filters: Filters
     groups: tuple[Group, ...]
+    last: Prediction | None = None
+    """The evaluation of the step before, on a CPU: rows that did not change are not evaluated again."""
 
 
 class RowBatch:
@@ -372,7 +374,7 @@ def advance(
     step = columns(*(table[now.at] for table in now.tables)) if step is None else step
     prediction, rng = None, CounterRNG.resumed(now.keys, now.calls)
     if not plan.sampler.reads_network:
-        prediction = Prediction(model.denoiser, now.groups, now.state.tokens, step.t, now.filters)
+        prediction = Prediction(model.denoiser, now.groups, now.state.tokens, step.t, now.filters, now.last)
     state = replace(now.state, memory=dict(now.state.memory))
     context = Context(model, plan, state, step, rng, prediction, now.filters)
     # decide and move
@@ -380,7 +382,8 @@ def advance(
     # record
     state, moved = _record(context, new)
     assert isinstance(rng.calls, Tensor)
-    return replace(now, state=state, calls=rng.calls, at=now.at + now.pace), moved
+    last = prediction if not now.keys.is_cuda and getattr(model.denoiser, "looks_at_tokens_alone", False) else None
+    return replace(now, state=state, calls=rng.calls, at=now.at + now.pace, last=last), moved
 
 
 def shown(state: State, moved: Tensor) -> Seen:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -109,24 +110,59 @@ def row_groups(
     return tuple(groups)
 
 
+class Known(NamedTuple):
+    """What the network said of a group of rows; the same tokens need not be asked about again where it looks at them alone."""
+
+    tokens: Tensor
+    documents: Tensor | None
+    hidden: Tensor
+    stats: HeadStats | None
+    """If somebody asked for them."""
+
+    def holds(self, tokens: Tensor, documents: Tensor | None) -> bool:
+        """Whether the group has not changed."""
+        return documents is self.documents and torch.equal(tokens, self.tokens)
+
+
 class Prediction:
     """x_θ(z_t, t) at every position, and the questions that a sampler may ask of it. Shapes [B, L] throughout."""
 
     def __init__(
-        self, denoiser: Denoiser, groups: Sequence[Group], z_t: Tensor, t: float | Tensor, filters: Filters = NO_FILTERS
+        self,
+        denoiser: Denoiser,
+        groups: Sequence[Group],
+        z_t: Tensor,
+        t: float | Tensor,
+        filters: Filters = NO_FILTERS,
+        before: Prediction | None = None,
     ) -> None:
         """Evaluates the network, for the rows of `groups` (those that have finished may be left out).
 
-        t and the filters' temperature are numbers, or columns [B, 1]: each row's own.
+        t and the filters' temperature are numbers, or columns [B, 1]: each row's own. `before` is an evaluation of the same rows with the
+        same filters: groups whose tokens are still the same are not evaluated again, if the network looks at nothing else.
         """
         self._head, self._groups, self._z = denoiser.head, groups, z_t
         self._filters = [_spread_filters(filters, group) for group in groups]
         self._tokens = [group.take(z_t) for group in groups]
+        known = {} if before is None else before._known()
+        found = [known.get(_place(group)) for group in groups]
+        self._same = [
+            each if each is not None and each.holds(tokens, group.documents) else None
+            for each, group, tokens in zip(found, groups, self._tokens, strict=True)
+        ]
         self._hidden = [
-            denoiser.hidden(tokens, _times(t, group, tokens), group.documents)
-            for group, tokens in zip(groups, self._tokens, strict=True)
+            denoiser.hidden(tokens, _times(t, group, tokens), group.documents) if same is None else same.hidden
+            for group, tokens, same in zip(groups, self._tokens, self._same, strict=True)
         ]
         self._log_p_z: Tensor | None = None
+
+    def _known(self) -> dict[tuple[int, int, int], Known]:
+        """What was found of each group, by where it is."""
+        stats: Sequence[HeadStats | None] = self.__dict__.get("_stats", [None] * len(self._groups))
+        return {
+            _place(group): Known(tokens, group.documents, hidden, each)
+            for group, tokens, hidden, each in zip(self._groups, self._tokens, self._hidden, stats, strict=True)
+        }
 
     @property
     def log_p_z(self) -> Tensor:
@@ -192,7 +228,9 @@ class Prediction:
     def _stats(self) -> list[HeadStats]:
         return [
             head_stats(hidden.flatten(0, 1), self._head, tokens.reshape(-1), filters)
-            for hidden, tokens, filters in zip(self._hidden, self._tokens, self._filters, strict=True)
+            if same is None or same.stats is None
+            else same.stats
+            for hidden, tokens, filters, same in zip(self._hidden, self._tokens, self._filters, self._same, strict=True)
         ]
 
     def _spread(self, values: Sequence[Tensor], fill: float) -> Tensor:
@@ -208,6 +246,10 @@ class Prediction:
             rows = value.reshape(count + group.fill, group.length, *tail)
             out[group.rows, : group.length] = rows[:count]
         return out
+
+
+def _place(group: Group) -> tuple[int, int, int]:
+    return group.rows.start, group.rows.stop, group.length
 
 
 def _spread_filters(filters: Filters, group: Group) -> Filters:
