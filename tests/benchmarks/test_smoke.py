@@ -152,6 +152,14 @@ def test_row_length(run: Run, text: Path, tmp_path: Path) -> None:
     assert len(nats) == 6
 
 
+def test_unchanged(run: Run, tmp_path: Path) -> None:
+    found = tmp_path / "found.json"
+    run("unchanged", "--model", tiny.checkpoint(tmp_path / "model"), "--rounds", 1, "--json", found)
+    for line in json.loads(found.read_text()):
+        assert 0 < line["changed"]["evaluations"] <= line["all"]["evaluations"]
+    assert line["changed"]["evaluations"] < line["all"]["evaluations"]
+
+
 def test_prepare(run: Run, text: Path) -> None:
     sizes = ("--length", 16, "--batch-size", 4, "--batches", 3)
     out = run("prepare", text, "--workers", 1, 2, "--train-tokenizer", 300, *sizes)
