@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -24,8 +25,8 @@ from torch import Tensor
 from output import json_flag, write_json
 from scdd.core.rng import CounterRNG, derive_seed, uniforms
 from scdd.data.tokenizer import TextTokenizer
-from scdd.evals.measure.model import open_model
 from scdd.evals.measure.texts import open_stream, rows
+from scdd.lm.loading import load
 from scdd.lm.model import LM
 from scdd.models.llama import Llama
 from scdd.models.network import dense_logits
@@ -92,9 +93,9 @@ def bound(lm: LM, texts: Tensor, cuts: int, looks: int) -> list[dict[str, float]
             told = nats.flatten(1)[:, : n + 1].mean(1) / texts.shape[1]
             print(f"  {n + 1} of {count}: {told[1] - told[0]:+.4f} nats a token", file=sys.stderr, flush=True)
     tokens, size = texts.shape[1], len(lm.tokenizer.decode(texts.flatten().tolist()).encode()) / texts.numel()
-    gaps = (nats[1] - nats[0]).flatten() / tokens
-    rows = [(nats[way] / tokens).mean().item() for way in (0, 1)] + [gaps.mean().item()]
-    errors = [each.std().item() / count**0.5 for each in (nats[0] / tokens, nats[1] / tokens, gaps)]
+    each = (nats / tokens).mean(2)  # [2, texts]; looks of one text are no independent texts
+    three = (*each, each[1] - each[0])
+    rows, errors = zip(*((one.mean().item(), one.std().item() / len(texts) ** 0.5) for one in three), strict=True)
     bits = size * 0.6931471805599453
     return [
         {"nats": a, "error": b, "bits": a / bits, "bits_error": b / bits} for a, b in zip(rows, errors, strict=True)
@@ -103,7 +104,7 @@ def bound(lm: LM, texts: Tensor, cuts: int, looks: int) -> list[dict[str, float]
 
 def main() -> None:
     args = arguments()
-    lm = open_model(args.model, device=args.device, dtype=args.dtype or "int8" if args.model is None else args.dtype).lm
+    lm = load(args.model, device=args.device, dtype=args.dtype)
     network, own = lm.network, lm.tokenizer
     if not isinstance(network, Llama):
         raise SystemExit("This compares attention windows, which networks of kind llama have: give one of those.")
@@ -120,6 +121,8 @@ def main() -> None:
             )
         write_json(args.json, dict(zip(names, told, strict=True)))
         return
+
+    network.config = replace(network.config, attention_window=None)  # masks alone say what is seen
 
     def mask_of(window: int, first: bool) -> Callable[[int], Tensor]:
         def mask(length: int) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 
 import scdd
 from scdd.assemble import training as build
-from scdd.assemble.network import network
+from scdd.assemble.network import network, start_network
 from scdd.bundle.folder import Identity, read, write
 from scdd.core import UserError, Vocab
 from scdd.models.llama import Llama
@@ -90,6 +90,35 @@ def test_every_shipped_recipe_that_starts_from_a_model_trains_it(name: str, pare
     trainer.run()
     assert (trainer.step, trainer.module.network.width) == (2, 32)
     assert not all(torch.equal(value, before[key]) for key, value in read(tmp_path / "run").weights.items())
+
+
+def test_how_a_parent_reads_its_rows_is_taken_over_where_it_fits(tmp_path: Path) -> None:
+    tokenizer, shape = (
+        tiny.tokenizer(),
+        LlamaConfig(
+            depth=1, width=16, heads=2, kv_heads=1, head_width=8, mlp_width=16, attention_window=30, context=160
+        ),
+    )
+    net = Llama(shape, tokenizer.vocab, torch.Generator().manual_seed(1))
+    facts = {"vocab": tokenizer.vocab, "tokenizer": tokenizer.to_str(), "network": net.description()}
+    parent = write(tmp_path / "near", Identity(recipe=tiny.RECIPE, **facts), net.state_dict())
+    ar = ["process={kind: ar}", "objective={kind: ar}", "sampling.sampler={kind: ar}"]
+
+    def reads(*changes: str, model: str = "") -> tuple[int | None, int | None]:
+        text = f"model={{kind: pretrained{model}}}"
+        spec = load("nano", [f"training.start_from={parent}", text, *changes])
+        made, _ = start_network(spec, tmp_path / "run", tokenizer, None)
+        return made.attention_window, made.context
+
+    assert reads("data.length=64") == (30, 160)
+    assert reads("data.length=256") == (30, None)  # rows are longer now than the parent could read
+    assert reads("data.length=64", model=", attention_window: 63, context: 640") == (63, 640)
+    assert reads("data.length=64", model=", attention_window: 0") == (None, 160)
+    assert reads("data.length=64", *ar) == (None, 160)
+    with pytest.raises(UserError, match="attention_window 9 is for networks that read both sides"):
+        reads("data.length=64", *ar, model=", attention_window: 9")
+    with pytest.raises(UserError, match=r"model\.context 32 is shorter than .* data\.length 64"):
+        reads("data.length=64", model=", context: 32")
 
 
 @pytest.mark.parametrize("system", SYSTEMS)

@@ -24,6 +24,7 @@ from scdd.cli.main import import_verb, main
 from scdd.core.errors import UserError
 from scdd.core.types import padded
 from scdd.data.tokenizer import TextTokenizer
+from scdd.evals.measure.model import open_model
 from scdd.evals.measure.store import read_measurements
 from scdd.models.llama import Llama
 from scdd.models.options import LlamaConfig
@@ -321,11 +322,18 @@ def test_a_trained_model_may_read_longer_rows(convert: Convert, tmp_path: Path) 
         before.score(text)
     assert len(after.score(text).tokens) == len(tokenizer.encode(text))
     for flags, said in (
-        (["--attention-window", 0], "choose 1 or more"),
+        (["--attention-window", -1], "choose 0 or more"),
         (["--context", 2], "--context is 2: choose one in [4"),
     ):
         code, _, err = convert(ours, "--out", tmp_path / "n", *flags)
         assert (code, said in err) == (2, True), err
+    assert convert(tmp_path / "m", "--out", tmp_path / "back", "--attention-window", 0)[0] == 0
+    back = scdd.load(tmp_path / "back", device="cpu")
+    assert (back.network.attention_window, back.context) == (None, 4 * length)
+    assert torch.equal(back.network.hidden(z), before.network.hidden(z))
+    marks = [open_model(folder).identity for folder in (tmp_path / "m", tmp_path / "back")]
+    assert [mark.pop("attention_window", None) for mark in marks] == [length - 1, None]
+    assert marks[0] == marks[1]
     dit = tiny.checkpoint(tmp_path / "dit")
     code, _, err = convert(dit, "--out", tmp_path / "n", "--context", 64)
     assert code == 2

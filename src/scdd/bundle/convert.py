@@ -69,7 +69,7 @@ def trimmed(found: Bundle, texts: Iterable[str], size: int) -> Bundle:
 
 
 def reread(found: Bundle, attention_window: int | None = None, context: int | None = None) -> Bundle:
-    """The same model, each token of which sees so many to either side, or whose rows may have `context` tokens."""
+    """The same model, each token of which sees so many to either side (0: all), or whose rows may have `context` tokens."""
     from scdd.models.network import unfilled
 
     if found.network is None:

@@ -84,6 +84,7 @@ def write_files(folder: Path, sheet: Sheet) -> None:
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": sheet.context,
+        "padding_side": "right",  # a row's first token is looked at from all over it
         "model_input_names": ["input_ids", "attention_mask"],
         "clean_up_tokenization_spaces": False,
     }

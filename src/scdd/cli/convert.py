@@ -57,7 +57,7 @@ def convert(
         int | None,
         typer.Option(
             help="Let a token see only so many to either side, and the row's first: a model that reads both sides can then read "
-            "longer rows than it was trained on; their length less 1 is a good choice. Of the Llama family."
+            "longer rows than it was trained on; their length less 1 is a good choice; 0: the whole row. Of the Llama family."
         ),
     ] = None,
     context: Annotated[

@@ -73,7 +73,7 @@ class Foreign(Network):
     def context(self) -> int | None:
         """As the module says; it is not asked to."""
         own = getattr(self.module, "context", None)
-        return own if isinstance(own, int) and own > 0 else None
+        return own if type(own) is int and own > 0 else None
 
     @property
     def time_conditioning(self) -> bool:

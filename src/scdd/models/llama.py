@@ -218,7 +218,7 @@ class Llama(Network):
         if cache is not None:
             if ahead != 0 or documents is not None:
                 raise UserError("A cache needs a causal network and unpacked rows: set lookahead=0, documents=None.")
-            if self.config.attention_window is not None:
+            if self.attention_window is not None:
                 raise UserError(
                     "A cache remembers the whole row, and this network has an attention_window: set no cache."
                 )
@@ -259,7 +259,7 @@ class Llama(Network):
 
     def _seen(self, documents: Tensor | None, causal: bool, mask: Tensor | None, x: Tensor) -> Tensor | Near | None:
         """What blocks are told: documents, a mask that narrows the view, and the window in rows that are longer than it."""
-        window, length = self.config.attention_window, x.shape[1]
+        window, length = self.attention_window, x.shape[1]
         if window is not None and length > window + 1:
             if mask is None:
                 return Near(window, documents)
@@ -289,6 +289,11 @@ class Llama(Network):
     def looks_at_tokens_alone(self) -> bool:
         """It is never told a time."""
         return True
+
+    @property
+    def attention_window(self) -> int | None:
+        """As its shape says."""
+        return self.config.attention_window
 
     @property
     def context(self) -> int | None:

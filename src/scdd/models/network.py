@@ -63,6 +63,11 @@ class Network(nn.Module, ABC):
         return False
 
     @property
+    def attention_window(self) -> int | None:
+        """How many tokens to either side a token sees besides the row's first; None: the whole row."""
+        return None
+
+    @property
     def context(self) -> int | None:
         """Tokens of the longest row that it is used with; None: of the rows it was trained on."""
         return None

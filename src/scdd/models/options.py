@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 # What a network of a hundred times today's size would have; a file that says more is refused before anything is built.
 Depth = Annotated[int, Interval(ge=1, le=1 << 12)]
 Width = Annotated[int, Interval(ge=1, le=1 << 20)]
+RowLength = Annotated[int, Interval(ge=4, le=1 << 20)]
 FREQUENCIES = 256  # cosine and sine features of the time that a DiT reads
 MLP_RATIO = 4  # of a DiT: the MLP's width over the stream's
 NETWORKS = {"dit": "scdd.models.dit:DiT", "llama": "scdd.models.llama:Llama", "import": "scdd.models.foreign:imported"}
@@ -185,7 +186,7 @@ class RowOptions(Options):
     attention_window: Count | None = None
     """How many tokens to either side a token sees, and the row's first one besides; null: the whole row. data.length − 1 changes
     nothing in training, and lets the model read longer rows than it was trained on."""
-    context: Annotated[int, Interval(ge=4, le=1 << 20)] | None = None
+    context: RowLength | None = None
     """Tokens of the longest row that it is used with; null: data.length. Longer texts are gone through in pieces."""
 
 
@@ -311,17 +312,19 @@ class ImportOptions(Options):
 
 
 @dataclass(frozen=True)
-class PretrainedOptions(RowOptions):
-    """The network that training.start_from holds, whatever its kind and shape; causal or not as the process needs it.
-
-    `attention_window` and `context` replace its own where they are given, if it is of kind llama.
-    """
+class PretrainedOptions(Options):
+    """The network that training.start_from holds, whatever its kind and shape; causal or not as the process needs it."""
 
     kind: Literal["pretrained"] = field(default="pretrained", kw_only=True, repr=False)
     depth: Depth | None = None
     """Keep so many of its blocks, evenly chosen, the first and the last among them; null: all."""
     layers: tuple[Amount, ...] | None = None
     """Keep exactly these of its blocks, numbered from 0, in ascending order."""
+    attention_window: Amount | None = field(default=None, kw_only=True)
+    """How many tokens to either side a token sees, and the row's first one besides; 0: the whole row, null: as the model has it.
+    Of kind llama."""
+    context: RowLength | None = field(default=None, kw_only=True)
+    """Tokens of the longest row that it is used with; null: as the model has it, or data.length. Of kind llama."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -340,8 +343,10 @@ class PretrainedOptions(RowOptions):
         given = {name: value for name, value in given.items() if value is not None}
         if given and description.get("kind") != "llama":
             name, kind = next(iter(given)), description.get("kind", "dit")
-            raise OptionError(f"{name} is for networks of kind llama, and this one is a {kind}: leave it out.", name)
-        return {**description, **given}
+            raise OptionError(
+                f"{name} is for networks of kind llama, and this one is of kind {kind}: leave it out.", name
+            )
+        return {**description, **{name: value or None for name, value in given.items()}}
 
     def kept(self, depth: int) -> tuple[int, ...]:
         """The blocks that are kept of `depth`."""

@@ -46,6 +46,11 @@ class Recipe(Options):
             )
         if self.model.kind == "pretrained" and self.training.start_from is None:
             raise ValueError("model.kind pretrained takes the network of training.start_from: name a model there")
+        context = getattr(self.model, "context", None)
+        if context is not None and context < self.data.length:
+            raise ValueError(
+                f"model.context {context} is shorter than the rows of training, data.length {self.data.length}: raise it, or leave it out"
+            )
         if objective == "prism" and self.data.kind == "pairs":
             raise ValueError("objective.kind prism does not learn from pairs: choose data of another kind")
         if objective == "prism" and process != "mdlm":

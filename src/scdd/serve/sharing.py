@@ -28,6 +28,10 @@ log = logging.getLogger("scdd.serve")
 SIZES = (8, 4, 2)  # of groups
 FEW = (1, 4, 16)  # rows of evaluations on a GPU, tried besides the usual number
 TRIALS = 8  # evaluations of so few
+LONGEST, MOST = (
+    512,
+    2048,
+)  # tokens of rows that share an evaluation on a CPU, and of all of them: longer ones fill the cores alone
 NARROW, FRAME = 128, 8  # the least width has so many columns for text, and room for its frame
 FILTERS = Filters(top_p=0.9)
 
@@ -91,7 +95,8 @@ class Sharing:
         """Rows of one length in the largest groups that agree, on a CPU; none is filled up."""
         groups, at, length = [], 0, lengths[0]
         while at < len(lengths):
-            fitting = (k for k in SIZES if k <= len(lengths) - at and self._agrees(k, length))
+            sizes = [k for k in SIZES if k * length <= MOST and length <= LONGEST]
+            fitting = (k for k in sizes if k <= len(lengths) - at and self._agrees(k, length))
             size = next(fitting, 1)
             groups.append(Group(slice(at, at + size), length))
             at += size

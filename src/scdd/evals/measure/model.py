@@ -113,6 +113,8 @@ def open_model(
     # "None" since measurements began: their names must stay
     process_name = "None" if isinstance(lm.process, Autoregressive) else repr(lm.process)
     identity: dict[str, Any] = {"process": process_name, "context": lm.context}
+    if (window := lm.network.attention_window) is not None:  # which weights do not tell
+        identity["attention_window"] = window
     folder = None if isinstance(source, LM) else bundle.locate(bundle.BUNDLED if source is None else source)
     recipe = None
     if folder is not None and (folder / bundle.META).is_file():
