@@ -28,10 +28,8 @@ log = logging.getLogger("scdd.serve")
 SIZES = (8, 4, 2)  # of groups
 FEW = (1, 4, 16)  # rows of evaluations on a GPU, tried besides the usual number
 TRIALS = 8  # evaluations of so few
-LONGEST, MOST = (
-    512,
-    2048,
-)  # tokens of rows that share an evaluation on a CPU, and of all of them: longer ones fill the cores alone
+LONGEST, MOST = 512, 2048
+"""Tokens of rows that share an evaluation on a CPU, and of all of them: longer ones fill the cores alone."""
 NARROW, FRAME = 128, 8  # the least width has so many columns for text, and room for its frame
 FILTERS = Filters(top_p=0.9)
 
