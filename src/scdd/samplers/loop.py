@@ -382,7 +382,8 @@ def advance(
     # record
     state, moved = _record(context, new)
     assert isinstance(rng.calls, Tensor)
-    last = prediction if not now.keys.is_cuda and getattr(model.denoiser, "looks_at_tokens_alone", False) else None
+    on_cpu = now.keys.device.type == "cpu"  # elsewhere the host would wait to compare
+    last = prediction if on_cpu and getattr(model.denoiser, "looks_at_tokens_alone", False) else None
     return replace(now, state=state, calls=rng.calls, at=now.at + now.pace, last=last), moved
 
 

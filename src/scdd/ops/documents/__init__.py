@@ -1,8 +1,8 @@
 """Attention that does not see the whole row: only a token's own document, only its surroundings, or both.
 
 `window` w lets a token see those at most w places away, and the row's first token besides. A softmax has to sum to one even where
-nothing is worth looking at, and trained networks put what is left on the first token: without it a network that has never seen
-its surroundings alone writes worse than on cut rows (docs/adr/0014).
+nothing is worth looking at, and trained networks put what is left on the first token: without it one that was trained on whole rows
+reads some texts worse than in pieces (docs/adr/0014).
 """
 
 from __future__ import annotations
