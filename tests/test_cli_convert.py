@@ -9,6 +9,7 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -19,7 +20,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import scdd
-from scdd.bundle.folder import Identity, read, write
+from scdd.bundle.folder import ASSETS, Identity, read, write
 from scdd.cli.main import import_verb, main
 from scdd.core.errors import UserError
 from scdd.core.types import padded
@@ -31,6 +32,7 @@ from scdd.models.options import LlamaConfig
 from scdd.processes.gidd import GIDD
 from scdd.processes.mdlm import MDLM
 from scdd.processes.scdd import SCDD
+from scdd.recipe.load import load
 from tests import tiny
 from tests.evals.conftest import AR
 from tests.reference_network import State, logits, random_state
@@ -312,6 +314,10 @@ def test_a_trained_model_may_read_longer_rows(convert: Convert, tmp_path: Path) 
     assert (
         f"rows: {4 * length} tokens, trained on {length}; a token sees {length - 1} to either side and the first" in out
     )
+    assert "note:" not in out
+    code, out, _ = convert("bundled", "--out", tmp_path / "far", "--attention-window", 0)
+    assert "note: it now sees further than in training" in out
+    assert (code, load(tmp_path / "far").model) == (0, replace(load(ASSETS / "model").model, attention_window=0))
     before, after = scdd.load(ours, device="cpu"), scdd.load(tmp_path / "m", device="cpu")
     assert after.context == 4 * length
     z = torch.randint(0, tokenizer.size - 1, (2, 2 * length), generator=torch.Generator().manual_seed(2))

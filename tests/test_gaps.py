@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+import scdd
 import scdd.lm.gaps as gaps
 from scdd.core.errors import UserError
+from scdd.lm.gaps import NEAR
 from scdd.lm.model import LM
 from scdd.lm.rows import MOST_LENGTHS, MOST_TRIES, Row, with_gaps
+from scdd.lm.run import windows, windows_of
 from scdd.processes.mdlm import MDLM
 from scdd.processes.scdd import SCDD
 from scdd.schedules.masked import Masked
@@ -152,3 +156,46 @@ def test_texts_beyond_the_context() -> None:
     assert all(math.isfinite(each.nats) for each in sample.tried)
     [unfinished] = lm.infill("The [MASK:1-3] sea", steps=2, final="none")
     assert math.isinf(unfinished.tried[-1].nats) or VOCAB.mask_id not in unfinished.tokens
+
+
+def test_what_is_drawn_stands_in_the_middle_of_its_window() -> None:
+    def parts(length: int, free: range, room: int = 20) -> list[tuple[int, int, int]]:
+        return [tuple(window) for window in windows_of([i not in free for i in range(length)], room)]  # type: ignore[misc]
+
+    assert parts(20, range(3, 9)) == [(0, 20, 0)]
+    assert parts(60, range(30, 34)) == [(22, 42, 22)]
+    assert parts(60, range(2, 6)) == [(0, 20, 0)]
+    assert parts(60, range(57, 60)) == [(40, 60, 40)]
+    assert parts(60, range(30, 41)) == [tuple(each) for each in windows(60, 20)]  # too wide for a middle
+    assert parts(60, range(0)) == [tuple(each) for each in windows(60, 20)]
+    for first in range(55):
+        [(start, stop, fresh)] = parts(60, range(first, first + 5))
+        assert (stop - start, fresh) == (20, start)
+        assert start <= first
+        assert first + 5 <= stop
+        assert start in (0, 40) or abs((first - start) - (stop - first - 5)) <= 1
+
+
+def test_lengths_are_compared_around_the_gap_however_long_the_text() -> None:
+    """Evaluations of a range in a long text have the tokens of a short one; what stands around the gap stays."""
+    lm = scdd.load(device="cpu")
+    words = "The river runs to the sea, and the town lies on its northern bank. " * 24
+    text = words + "It has a population of [MASK:1-3] people." + f" {words}"
+    seen: list[int] = []
+    hidden = type(lm.network).hidden
+
+    def counted(network: Any, z: torch.Tensor, *given: Any, **more: Any) -> torch.Tensor:
+        seen.append(z.shape[1])
+        return hidden(network, z, *given, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(lm.network), "hidden", counted)
+        [found] = lm.infill(text, steps=4)
+        assert max(seen) == NEAR + 2 < len(found.tokens)
+        seen.clear()
+        [fixed] = lm.infill(text.replace("1-3", "2"), steps=4)
+        assert max(seen) == len(fixed.tokens) + 2
+    for sample in (found, fixed):
+        assert sample.text.startswith(words)
+        assert sample.text.endswith(words)
+    assert lm.infill([text, "The [MASK] runs."], steps=4)[0] == found  # in company as alone

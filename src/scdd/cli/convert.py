@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -94,6 +95,7 @@ def convert(
             found = trimmed(found, documents(discover(vocab_text)), vocab_size)
     if attention_window is not None or context is not None:
         found = reread(found, attention_window, context)
+        found = replace(found, recipe=_rewritten(found.recipe, found.network or {}))
     kind = weights or found.kind
     try:
         with _shown(f"writing {out}"):
@@ -128,10 +130,26 @@ def _summary(found: Bundle, out: Path, kind: str) -> None:
     print(f"  rows: {_rows((recipe.get('data') or {}).get('length'), network)}")
 
 
+def _rewritten(recipe: str, network: Mapping[str, Any]) -> str:
+    """The recipe with the network's own window and context in its model section, so that both say the same."""
+    from scdd.recipe.load import parse, render
+
+    sections = parse(recipe)
+    section = sections.get("model") if isinstance(sections, dict) else None
+    if not isinstance(section, dict) or section.get("kind") not in ("llama", "pretrained"):
+        return recipe
+    window, whole = network.get("attention_window"), 0 if section["kind"] == "pretrained" else None
+    own = {"attention_window": whole if window is None else window, "context": network.get("context")}
+    return render({**sections, "model": {**section, **own}})
+
+
 def _rows(trained: int | None, network: Mapping[str, Any]) -> str:
     window, context = network.get("attention_window"), network.get("context")
-    longer = f"{context} tokens, trained on {trained}" if context else f"{trained} tokens"
-    return longer + (f"; a token sees {window} to either side and the first" if window else "")
+    told = f"{context} tokens, trained on {trained}" if context else f"{trained} tokens"
+    told += f"; a token sees {window} to either side and the first" if window else ""
+    if trained and (context or trained) > trained and (window is None or window >= trained):
+        told += f"\n  note: it now sees further than in training, which mostly harms: --attention-window {trained - 1} does not"
+    return told
 
 
 def _tokenizer(found: Bundle) -> str:

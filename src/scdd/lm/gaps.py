@@ -12,7 +12,7 @@ from scdd.core.rng import CounterRNG, derive_seed
 from scdd.lm.repair import diffusion_process
 from scdd.lm.results import Sample, Tried
 from scdd.lm.rows import Gaps, Row
-from scdd.lm.run import Engine, Run, windows
+from scdd.lm.run import Engine, Run, windows_of
 from scdd.objectives.times import TimeSampler, nelbo_densities
 from scdd.ops.elbo import elbo
 from scdd.samplers.plan import SamplingPlan
@@ -24,11 +24,15 @@ LENGTH_CREDIT = 0.9
 to go by the longer the gap is, and without a credit the shortest filling wins too often. With 0.9 the chosen lengths are
 right on average (the bundled model, 36 gaps of 3 to 10 tokens in training articles)."""
 
+NEAR = 254
+"""Tokens of a text among which lengths are compared: more would cost in proportion, for every length and step."""
+
 
 def start(engine: Engine, gaps: Gaps, num: int, plan: SamplingPlan) -> Run:
     """`num` fillings for every choice of lengths; where there is more than one choice, the best `num` of all are taken."""
     tries = gaps.tries
-    run = Run(engine, [gaps.row(lengths) for lengths in tries for _ in range(num)], plan)
+    room = NEAR if len(tries) > 1 else None
+    run = Run(engine, [gaps.row(lengths) for lengths in tries for _ in range(num)], plan, room=room)
     if len(tries) > 1:
         run.choose = lambda samples: best(engine, gaps, samples, num)
     return run
@@ -70,7 +74,7 @@ def bound(engine: Engine, row: Row, seed: int = 0) -> float:
     """An estimate of the NELBO of a text's free tokens given the frozen ones, in nats: `eq:contLoss` over the free ones alone.
 
     Times are spread evenly and noise is drawn by position, so that two fillings of one gap see the same noise: what
-    differs between them is the text. Beyond the context, each window counts the tokens that it is the first to show.
+    differs between them is the text. In long texts each window counts the tokens that it is the first to show.
     """
     process = diffusion_process(engine)
     if engine.tokenizer.mask_id in row.tokens:  # a walk without a final step may leave some
@@ -78,7 +82,7 @@ def bound(engine: Engine, row: Row, seed: int = 0) -> float:
     times = TimeSampler(nelbo_densities(process).alone)
     at = times.at((torch.arange(LOOKS, device=engine.device, dtype=torch.float64) + 0.5) / LOOKS)
     total = 0.0
-    for part in windows(len(row), engine.room):
+    for part in windows_of(row.frozen, min(engine.room, NEAR)):
         free = [not row.frozen[i] and i >= part.fresh for i in range(part.start, part.stop)]
         if not any(free):
             continue

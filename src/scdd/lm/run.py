@@ -98,6 +98,17 @@ def windows(length: int, room: int) -> list[Window]:
     return parts
 
 
+def windows_of(frozen: Sequence[bool], room: int) -> list[Window]:
+    """Windows over a text of which some tokens are to be drawn: where these take less than half of the room one window has all of
+    them in its middle, so that they see what is on either side."""
+    free = [i for i, stays in enumerate(frozen) if not stays]
+    if len(frozen) <= room or not free or free[-1] + 1 - free[0] > room // 2:
+        return windows(len(frozen), room)
+    start = (free[0] + free[-1] + 1 - room) // 2
+    start = min(max(start, 0), len(frozen) - room)
+    return [Window(start, start + room, start)]
+
+
 @dataclass
 class Text:
     """One sample under way."""
@@ -110,10 +121,16 @@ class Text:
     counts: tuple[int, ...] = (0, 0, 0)
     ended: bool = False
     frames: list[tuple[Moment, Window, Tensor, Tensor, Tensor]] = field(default_factory=list)
+    room: int | None = None
+    """Tokens of its windows, if they are to have fewer than fit into the context."""
+
+    def windows(self, room: int) -> list[Window]:
+        """All of its windows, where so many tokens fit into the context."""
+        return windows_of(self.row.frozen, min(room, self.room or room))
 
     def at(self, level: int, room: int) -> Due | None:
         """Window number `level`, if there is one with something left to draw."""
-        parts = windows(len(self.tokens), room)
+        parts = self.windows(room)
         if self.ended or level >= len(parts):
             return None
         window = parts[level]
@@ -121,7 +138,7 @@ class Text:
 
     def after(self, level: int, room: int) -> Due | None:
         """The next window after number `level` (−1: the first) with something left to draw."""
-        later = range(level + 1, len(windows(len(self.tokens), room)))
+        later = range(level + 1, len(self.windows(room)))
         return next((due for each in later if (due := self.at(each, room)) is not None), None)
 
 
@@ -148,11 +165,13 @@ Choose = Callable[[tuple[Sample, ...]], tuple[Sample, ...]]
 class Run:
     """Iterate to watch the frames; `results` finishes what is left and hands over the samples."""
 
-    def __init__(self, engine: Engine, rows: Sequence[Row], plan: SamplingPlan, first: int = 0) -> None:
-        """`first` is the number of the first row's sample."""
+    def __init__(
+        self, engine: Engine, rows: Sequence[Row], plan: SamplingPlan, first: int = 0, room: int | None = None
+    ) -> None:
+        """`first` is the number of the first row's sample; `room`: windows of no more tokens than that."""
         self.engine, self.plan = engine, plan
         self.choose: Choose = lambda samples: samples
-        self.texts = [Text(first + i, plan.seed, row, list(row.tokens)) for i, row in enumerate(rows)]
+        self.texts = [Text(first + i, plan.seed, row, list(row.tokens), room=room) for i, row in enumerate(rows)]
         self._frames = self._walk()
 
     @classmethod
@@ -195,7 +214,7 @@ class Run:
 
     def _walk(self) -> Iterator[BatchFrame]:
         room = self.engine.room
-        for level in range(max((len(windows(len(text.tokens), room)) for text in self.texts), default=0)):
+        for level in range(max((len(text.windows(room)) for text in self.texts), default=0)):
             due = [each for text in self.texts if (each := text.at(level, room)) is not None]
             for first in range(0, len(due), self.plan.batch_size):
                 yield from self._batch(due[first : first + self.plan.batch_size])

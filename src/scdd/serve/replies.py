@@ -83,7 +83,7 @@ class SettingsReply(BaseModel):
     room: int
     length: int
     """Tokens of a text when nobody says how many."""
-    limits: dict[str, float]
+    limits: dict[str, int | float]
     sampling: dict[str, Any]
     repair: dict[str, Any]
     """How a text is repaired when nobody says how."""
