@@ -276,7 +276,7 @@ def test_serve_host(run: Run) -> None:
 def test_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """What went well is not measured again, what failed is, and the last figure is one that the time is too short for."""
     figures = tool("figures", FOLDER)
-    toy = '--device cpu --size nano --vocab 65 --length 16 --batch 2 --only "SCDD p_u 0.2, T"'
+    toy = '--device cpu --size nano --vocab 65 --length 16 --batch 2 --eager --only "SCDD p_u 0.2, T"'
     monkeypatch.setattr(figures, "memory", lambda: 10.0)
     good, bad = (
         figures.Figure("train", "a, b", "train_step", toy, 1),
