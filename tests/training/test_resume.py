@@ -229,7 +229,7 @@ def test_a_checkpoint_of_two_ranks_resumes_on_one_and_on_four(launch: Launch, tm
     assert launch(tmp_path / "whole", sets=["training.steps=12"]) == [0]
     assert launch(tmp_path / "whole") == [0]
     half = tmp_path / "half"
-    assert launch(half, 2, [f"training.parallel={kind}", "training.steps=12"]) == [0, 0]
+    assert launch(half, 2, [f"training.parallel={kind}", "training.steps=12"]) == [0, 0], said(tmp_path, half)
     for ranks in (1, 4):
         out = tmp_path / f"on-{ranks}"
         shutil.copytree(half, out)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import resource
 import signal
 import socket
@@ -143,12 +144,22 @@ def _filled(path: str) -> bool:
     return os.path.exists(path) and os.path.getsize(path) > 0
 
 
+def free_port() -> int:
+    """One below those that the system hands out: between looking and use nobody else is given it by chance."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 30_000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        return port
+
+
 def serve(request: dict[str, Any]) -> list[int]:
     for name in request.get("imports", ()):
         import_module(name)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     children = []
     for number in range(request.get("nodes", request["ranks"])):
         pid = os.fork()
