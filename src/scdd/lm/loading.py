@@ -81,7 +81,7 @@ def load(
         denoiser,
         _process(checkpoint, spec, process),
         _tokenizer(checkpoint),
-        context or denoiser.context or (spec.length if spec is not None else row_length(checkpoint.recipe) or CONTEXT),
+        context or longest_row(denoiser.context, spec, checkpoint.recipe),
         sampling=spec.sampling if spec is not None else SamplingOptions(),
         repair=_repair(checkpoint),
         quality=_quality(checkpoint, denoiser),
@@ -95,6 +95,11 @@ def load(
     model.chat_template = template if isinstance(template, str) else None
     model.graphs = graphs
     return model.to(place, dtype or _usual_dtype(checkpoint, denoiser, str(place)))
+
+
+def longest_row(own: int | None, spec: ModelRecipe | None, recipe: str) -> int:
+    """Tokens of a model's rows: what its network says, or else as long as they were in training."""
+    return own or (spec.length if spec is not None else row_length(recipe) or CONTEXT)
 
 
 def _usual_dtype(checkpoint: bundle.Bundle, network: Network, device: str) -> Dtype | None:

@@ -16,8 +16,8 @@ from scdd.bundle.upload import check_upload, upload
 from scdd.core.errors import UserError
 from scdd.data.chat import ChatTemplate
 from scdd.data.tokenizer import TextTokenizer
-from scdd.lm.loading import CONTEXT
-from scdd.recipe.load import model_recipe, parse, row_length
+from scdd.lm.loading import longest_row
+from scdd.recipe.load import model_recipe, parse
 
 
 def sheet_of(source: Bundle, name: str, kind: str) -> Sheet:
@@ -37,8 +37,7 @@ def sheet_of(source: Bundle, name: str, kind: str) -> Sheet:
     return Sheet(
         identity=source,
         specials=Specials(**ends, pad=tokenizer.padding or ends["eos"]),
-        context=(source.network or {}).get("context")
-        or (spec.length if spec is not None else row_length(source.recipe) or CONTEXT),
+        context=longest_row((source.network or {}).get("context"), spec, source.recipe),
         process=asdict(spec.process) if spec is not None and known else {"kind": UNKNOWN},
         sampling=asdict(spec.sampling) if spec is not None else {},
         name=name,

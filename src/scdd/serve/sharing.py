@@ -92,8 +92,8 @@ class Sharing:
     def groups(self, lengths: Sequence[int]) -> tuple[Group, ...]:
         """Rows of one length in the largest groups that agree, on a CPU; none is filled up."""
         groups, at, length = [], 0, lengths[0]
+        sizes = [k for k in SIZES if k * length <= MOST and length <= LONGEST]
         while at < len(lengths):
-            sizes = [k for k in SIZES if k * length <= MOST and length <= LONGEST]
             fitting = (k for k in sizes if k <= len(lengths) - at and self._agrees(k, length))
             size = next(fitting, 1)
             groups.append(Group(slice(at, at + size), length))
