@@ -161,6 +161,19 @@ def test_labels_give_a_loss_that_reaches_every_weight(found: dict[str, dict[str,
     assert bool(found[name]["gradient"])
 
 
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_longest_row_is_the_contexts(place: Path, found: dict[str, dict[str, Any]], name: str) -> None:
+    """Longer than the window of the network that has one; one token more is refused, as scdd refuses it."""
+    lm, own = package.load(place / name, device="cpu"), tiny.tokenizer()
+    row = torch.randint(0, own.size - 1, (1, lm.context + 1), generator=torch.Generator().manual_seed(3))[:, :-1]
+    assert not (window := lm.network.attention_window) or row.shape[1] > window + 1
+    told = inputs()["t"][:1] if lm.network.time_conditioning else None
+    with torch.no_grad():
+        assert same(lm.network.logits(row, told), found[name]["longest"])
+    said = f"A row has {lm.context + 1} tokens and the model's context holds {lm.context} (max_position_embeddings):"
+    assert found[name]["refused"].startswith(said)
+
+
 def test_rows_are_as_long_as_the_network_says(place: Path) -> None:
     facts = json.loads((place / "llama-near" / "config.json").read_text())
     assert facts["max_position_embeddings"] == package.load(place / "llama-near", device="cpu").context == 40

@@ -26,6 +26,18 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 
 
+def most(model: Any, told: dict[str, torch.Tensor]) -> tuple[torch.Tensor, str]:
+    """(Logits of the longest row that the model takes, what it says of a longer one)."""
+    generator = torch.Generator().manual_seed(3)
+    row = torch.randint(0, model.config.vocab_size - 1, (1, model.config.max_position_embeddings + 1), generator=generator)
+    told = {name: value[:1] for name, value in told.items()}
+    try:
+        model(row, **told)
+    except ValueError as refusal:
+        return model(row[:, :-1], **told).logits, str(refusal)
+    return model(row[:, :-1], **told).logits, ""
+
+
 def attempt(case: dict[str, Any], inputs: dict[str, torch.Tensor], place: Path) -> dict[str, Any]:
     auto = transformers.AutoModelForCausalLM if case["causal"] else transformers.AutoModelForMaskedLM
     dtype = "torch_dtype" if transformers.__version__.startswith("4.") else "dtype"
@@ -42,6 +54,7 @@ def attempt(case: dict[str, Any], inputs: dict[str, torch.Tensor], place: Path) 
         "padded": model(ids, attention_mask=real, **told).logits[:1, :7],
         "alone": model(ids[:1, :7], **{k: v[:1] for k, v in told.items()}).logits,
     }
+    found["longest"], found["refused"] = most(model, told)
     labelled.loss.backward()
     found["gradient"] = torch.tensor(all(p.grad is not None for p in model.parameters()))
     model.save_pretrained(place)

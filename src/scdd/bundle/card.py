@@ -138,6 +138,6 @@ def _causal_lines(sheet: Sheet) -> list[str]:
         f'tokenizer = AutoTokenizer.from_pretrained("{sheet.name}", trust_remote_code=True)',
         f'model = AutoModelForCausalLM.from_pretrained("{sheet.name}", trust_remote_code=True)',
         'start = tokenizer(tokenizer.bos_token + "The river", add_special_tokens=False, return_tensors="pt")',
-        "tokens = model.generate(**start, do_sample=True, max_new_tokens=64)",
+        f"tokens = model.generate(**start, do_sample=True, max_new_tokens={min(64, sheet.context // 2)})",
         "print(tokenizer.decode(tokens[0], skip_special_tokens=True))",
     ]

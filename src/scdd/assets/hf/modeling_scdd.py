@@ -81,9 +81,14 @@ class SCDDPreTrainedModel(PreTrainedModel):
 
     def states(self, input_ids: Tensor, attention_mask: Tensor | None = None, t: Tensor | None = None) -> Tensor:
         """What the head multiplies, [B, L, D], for tokens [B, L] at times t [B] (networks that are told the time)."""
-        network = self.config.network
+        network, length, context = self.config.network, input_ids.shape[1], self.config.max_position_embeddings
+        if length > context:
+            raise ValueError(
+                f"A row has {length} tokens and the model's context holds {context} (max_position_embeddings): "
+                "shorten it, or go through it in pieces."
+            )
         x = self.embedding(input_ids)
-        rotary = angles(input_ids.shape[1], network, x.device)
+        rotary = angles(length, network, x.device)
         mask = seen(attention_mask, network.get("causal", False), network.get("attention_window"), input_ids)
         if self.time is None:
             for block in self.blocks:
