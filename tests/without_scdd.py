@@ -29,7 +29,9 @@ import transformers  # noqa: E402
 def most(model: Any, told: dict[str, torch.Tensor]) -> tuple[torch.Tensor, str]:
     """(Logits of the longest row that the model takes, what it says of a longer one)."""
     generator = torch.Generator().manual_seed(3)
-    row = torch.randint(0, model.config.vocab_size - 1, (1, model.config.max_position_embeddings + 1), generator=generator)
+    row = torch.randint(
+        0, model.config.vocab_size - 1, (1, model.config.max_position_embeddings + 1), generator=generator
+    )
     told = {name: value[:1] for name, value in told.items()}
     try:
         model(row, **told)
