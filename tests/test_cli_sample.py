@@ -268,6 +268,27 @@ def test_an_empty_model_name_is_not_the_current_folder(scdd) -> None:
     assert "empty" in err
 
 
+def test_correct_says_how_far_it_is_where_standard_error_is_seen(scdd, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the text goes into a pipe, which has the text and nothing else."""
+    text = "The river runs to the sea. " * 8
+    argv = ("correct", text, "--mode", "edit")
+    code, silent, err = scdd(*argv)
+    assert (code, err) == (0, "")
+    walk = ("correct", "The river runs", "--mode", "reverse", "--steps", "3")
+    walked = scdd(*walk)[1]
+    for name, value in {"TERM": "xterm", "COLUMNS": "80"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    code, out, err = scdd(*argv)
+    assert (code, out) == (0, silent)
+    words = len(re.findall(r"\w+|[^\w\s]", text))
+    assert re.search(rf"words .*{words}/{words}", err)
+    code, out, err = scdd(*walk)
+    assert (code, out) == (0, walked)
+    assert re.search(r"steps .*3/3", err)
+    assert scdd(*argv, "--plain") == (0, silent, "")
+
+
 def test_live_view_shows_masks_and_corrections(scdd, monkeypatch: pytest.MonkeyPatch, model: str) -> None:
     """The board drawn frame by frame, as the terminal would show it."""
     from rich.console import Console

@@ -49,6 +49,6 @@ def correct(
     if record and mode != "reverse":
         raise UserError(f"--trace shows steps, and --mode {mode} takes none: leave it out, or use --mode reverse.")
     how = {"freeze": tuple(freeze or ()), "seed": flags.seed, "blocks": blocks, "record": record, **chosen}
-    correction = lm.correct(given, progress=flags.live, **how)
+    correction = lm.correct(given, progress=flags.watched, **how)
     show_correction(correction, flags)
     save_trace(flags.trace, [correction], lm, "correct")

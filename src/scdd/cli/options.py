@@ -76,6 +76,11 @@ class ModelFlags:
         """Whether somebody is watching."""
         return on_terminal(self.json, self.plain)
 
+    @property
+    def watched(self) -> bool:
+        """Whether somebody sees standard error, wherever the text goes: for a bar of long work."""
+        return sys.stderr.isatty() and not self.plain
+
     def open(self) -> LM:
         """The model that the flags name."""
         return open_model(self.model, self.process, self.device, dtype=self.dtype, graphs=self.graphs)
