@@ -25,7 +25,7 @@ from scdd.cli.plan import refusal
 from scdd.core.errors import UserError
 from scdd.core.types import Vocab
 from scdd.models.count import matrices
-from scdd.models.options import make_network
+from scdd.models.options import DiTConfig, make_network
 from scdd.ops.common import CHUNK_BYTES
 from scdd.recipe.load import load, shipped
 from scdd.training import muon
@@ -64,6 +64,38 @@ def test_a_student_has_the_blocks_that_it_keeps_and_its_teacher_is_named() -> No
     whole, small = (job_of(load("adapt/student", [*changes, f"model.depth={n}"])) for n in ("null", "3"))
     assert small[0].parameters.blocks * 14 == whole[0].parameters.blocks * 3
     assert any("objective.teacher is not counted" in notice for notice in small[2])
+
+
+def test_rows_are_read_as_training_would_read_them() -> None:
+    """A parent's window and context are taken where they fit, the recipe's own come first, and what training refuses is refused."""
+    changes = ["training.start_from=bundled", "data.path=nowhere", "model={kind: pretrained}"]
+    ar = ["process={kind: ar}", "objective={kind: ar}", "sampling.sampler={kind: ar}"]
+
+    def reads(*more: str) -> tuple[Any, Any, list[str]]:
+        made, _, notices = job_of(load("adapt/student", [*changes, *more]))
+        assert not isinstance(made.shape, DiTConfig)
+        return made.shape.attention_window, made.shape.context, [each for each in notices if "either side" in each]
+
+    own = meta(ASSETS / "model")["network"]
+    assert reads()[:2] == (own["attention_window"], own["context"])
+    assert reads()[2] == []  # rows are as long as the window
+    assert reads(*ar)[:2] == (None, own["context"])
+    window, context, [told] = reads("data.length=2048")
+    assert (window, context) == (own["attention_window"], None)
+    assert f"a token sees {window} to either side of rows of 2048 tokens" in told
+    assert reads("data.length=512", "model.attention_window=100", "model.context=600")[:2] == (100, 600)
+    assert reads("data.length=512", "model.attention_window=0") == (None, own["context"], [])
+    with pytest.raises(UserError, match=r"attention_window 9 is for networks that read both sides"):
+        reads(*ar, "model.attention_window=9")
+
+
+def test_a_window_that_cuts_rows_spares_products_and_costs_copies() -> None:
+    changes = ["training.start_from=bundled", "data.path=nowhere", "model={kind: pretrained}", "data.length=1024"]
+    near, whole = (plan(load("adapt/student", [*changes, f"model.attention_window={w}"])) for w in (255, 0))
+    assert near.memory.activations > whole.memory.activations
+    assert near.tokens == whole.tokens
+    again = alternatives(near)["recompute"].activations
+    assert again < alternatives(whole)["recompute"].activations * 1.2  # one block's copies at a time
 
 
 @pytest.mark.parametrize("muon", ["null", "0.02"])

@@ -18,6 +18,7 @@ from scdd.core.options import padded
 from scdd.models.count import (
     FLOAT,
     HALF,
+    QUERIES,
     Keeping,
     Shape,
     flops,
@@ -25,19 +26,23 @@ from scdd.models.count import (
     matrices,
     matrix_weights,
     parameters,
+    pieces,
     whole_block,
 )
 from scdd.models.options import DECODERS, SIZES, DiTConfig, LlamaConfig, make_network
+from scdd.ops.documents import chunked
 from scdd.ops.elbo import elbo
 
 VOCAB = Vocab(150, 149)  # padded to 256
 DIT = DiTConfig(depth=2, width=32, heads=4, cond_width=8)
 LLAMA = LlamaConfig(depth=2, width=32, heads=4, kv_heads=4, head_width=8, mlp_width=96)
+NEAR = replace(LLAMA, attention_window=20)
 SHAPES = {
     "dit": DIT,
     "dit with time and input bias": replace(DIT, time_conditioning=True, input_bias=True),
     "causal dit": replace(DIT, causal=True),
     "llama": LLAMA,
+    "near": NEAR,
     "llama with everything": replace(
         LLAMA, kv_heads=2, head_width=16, qkv_bias=True, out_bias=True, mlp_bias=True, qk_norm=True, tied=False
     ),
@@ -92,7 +97,9 @@ def live_after_forward(net: Any, rows: int, length: int) -> int:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", ["dit", "dit with time and input bias", "llama", "recompute", "dit, recompute"])
+@pytest.mark.parametrize(
+    "name", ["dit", "dit with time and input bias", "llama", "recompute", "dit, recompute", "near"]
+)
 def test_kept_is_what_a_forward_pass_leaves(name: str, dtype: str) -> None:
     """The slope in the number of rows; what does not grow with it are weights in bfloat16."""
     again = name.endswith("recompute")
@@ -101,11 +108,11 @@ def test_kept_is_what_a_forward_pass_leaves(name: str, dtype: str) -> None:
     net.recompute = again
     half = 4 if dtype == "float32" else 2
     net.compute_dtype = None if half == 4 else torch.bfloat16
-    few, many, length = 2, 10, 32
+    few, many, length = 2, 10, 300 if name == "near" else 32
     net.hidden(torch.zeros(1, length, dtype=torch.int64), torch.rand(1))  # some things are made once
     left = {rows: live_after_forward(net, rows, length) for rows in (few, many)}
     slope = (left[many] - left[few]) / ((many - few) * length)
-    how = Keeping(half=half, fused=False, recompute=again)
+    how = Keeping(half=half, fused=False, recompute=again, length=length)
     expected = kept(shape, how)
     if again:  # the one block that is whole comes in the backward pass
         expected -= whole_block(shape, how)
@@ -125,13 +132,13 @@ def test_kernels_and_recomputing_keep_less() -> None:
     assert kept(DECODERS["smollm2-1.7b"], Keeping(recompute=True)) < 0.25 * kept(DECODERS["smollm2-1.7b"])
 
 
-@pytest.mark.parametrize("name", ["dit", "llama", "llama with everything", "recompute", "dit, recompute"])
+@pytest.mark.parametrize("name", ["dit", "llama", "llama with everything", "recompute", "dit, recompute", "near"])
 def test_flops_are_those_that_torch_counts(name: str) -> None:
     again = name.endswith("recompute")
     shape = DIT if name == "dit, recompute" else SHAPES.get(name, LLAMA)
     net = network(shape, "cpu")
     net.recompute = again
-    rows, length = 2, 24
+    rows, length = 2, 400 if name == "near" else 24
     x = torch.randint(VOCAB.K, (rows, length))
     weights = ElboCoefficients(*(torch.full((rows * length,), value) for value in (0.5, 0.5, 1.0, 1.0, 1.0, 0.0, 0.0)))
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
@@ -143,6 +150,18 @@ def test_flops_are_those_that_torch_counts(name: str) -> None:
     if again:  # in plain products attention is no kernel that could be kept
         expected += 4 * shape.depth * length * shape.heads * shape.head_width
     assert counted == pytest.approx(expected, rel=0.02)  # a DiT's conditioning is the rest
+
+
+def test_a_window_is_counted_where_it_cuts_and_nowhere_else() -> None:
+    for length in (16, 21):
+        assert pieces(NEAR, length) == []
+        assert flops(NEAR, VOCAB.size, length) == flops(LLAMA, VOCAB.size, length)
+        assert kept(NEAR, Keeping(length=length)) == kept(LLAMA, Keeping(length=length))
+    assert flops(NEAR, VOCAB.size, 4096) < flops(NEAR, VOCAB.size, 1024) * 1.05 < flops(LLAMA, VOCAB.size, 1024)
+    wide = replace(NEAR, attention_window=200)
+    assert [each.queries for each in pieces(wide, 300)] == [QUERIES, QUERIES, 300 - 2 * QUERIES]
+    assert [(each.keys, each.copied) for each in pieces(wide, 300)] == [(300, 0), (300, 0), (245, 245)]
+    assert chunked.QUERIES == QUERIES
 
 
 def test_a_causal_network_needs_half_of_attention() -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from scdd.assemble.parent import as_read
 from scdd.core.errors import UserError, at
 from scdd.data.options import PairsOptions, ShardsOptions, TextOptions
-from scdd.models.count import FLOAT, HALF, Keeping, Parameters, Shape, matrices, parameters
+from scdd.models.count import FLOAT, HALF, Keeping, Parameters, Shape, matrices, parameters, pieces
 from scdd.models.options import DiTConfig, DiTOptions, LlamaConfig, LlamaOptions, PretrainedOptions, RotaryScaling
 from scdd.recipe.sections import Recipe
 from scdd.training.options import LoraOptions, TrainingOptions
@@ -72,7 +73,7 @@ class Job:
         training = self.training
         half = FLOAT if training.precision == "float32" else HALF
         products, adapted = training.keep_products, training.lora is not None
-        return Keeping(half=half, recompute=training.recompute, products=products, adapted=adapted)
+        return Keeping(half=half, recompute=training.recompute, products=products, adapted=adapted, length=self.length)
 
 
 def adapters(shape: Shape, lora: LoraOptions) -> int:
@@ -125,6 +126,11 @@ def job_of(
     documents = bool(getattr(spec.data, "documents", False)) or (isinstance(spec.data, PairsOptions) and spec.data.pack)
     if documents:
         notices.append("attention has a mask of documents, whose speed was not measured")
+    if isinstance(shape, LlamaConfig) and pieces(shape, spec.data.length):
+        notices.append(
+            f"a token sees {shape.attention_window} to either side of rows of {spec.data.length} tokens, whose speed and memory were "
+            "not measured"
+        )
     if getattr(spec.objective, "teacher", None) is not None:
         notices.append("objective.teacher is not counted: its weights in bfloat16 and a pass forward come on top")
     job = Job(shape, size, spec.data.length, training, documents, gpus, per_node, sharing)
@@ -154,20 +160,20 @@ def _shape(spec: Recipe) -> tuple[Shape, int | None]:
             f"training.start_from {start} is not here to say its network: convert it first (scdd convert), or say its shape in the "
             "model section, such as model={kind: llama, size: smollm2-135m}, and its vocab."
         )
-    values = dict(facts["network"])
-    network = values.pop("kind", "dit")
-    if network not in ("dit", "llama"):
+    network = {"kind": "dit", **facts["network"]}
+    if network["kind"] not in ("dit", "llama"):
         raise UserError(
-            f"training.start_from {start} holds a network of kind {network}, whose costs are not known here."
+            f"training.start_from {start} holds a network of kind {network['kind']}, whose costs are not known here."
         )
-    with at("model"):
-        values["depth"] = len(model.kept(values.get("depth") or 0))
     try:
-        if network == "dit":
-            return DiTConfig(**{**values, "causal": causal}), facts["vocab"]["size"]
-        if values.get("rotary_scaling") is not None:
-            values["rotary_scaling"] = RotaryScaling(**values["rotary_scaling"])
-        return LlamaConfig(**{**values, "causal": causal}), facts["vocab"]["size"]
+        with at("model"):
+            network["depth"] = len(model.kept(network.get("depth") or 0))
+            values = dict(as_read(spec, network, causal))
+            if values.pop("kind") == "dit":
+                return DiTConfig(**values), facts["vocab"]["size"]
+            if values.get("rotary_scaling") is not None:
+                values["rotary_scaling"] = RotaryScaling(**values["rotary_scaling"])
+            return LlamaConfig(**values), facts["vocab"]["size"]
     except TypeError as error:
         raise UserError(
             f"training.start_from {start} describes its network in a way that is not known here."

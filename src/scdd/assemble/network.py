@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from scdd.assemble.parent import as_read
 from scdd.bundle import folder as bundle
 from scdd.bundle.folder import Bundle
 from scdd.core.errors import UserError, at
@@ -65,21 +66,9 @@ def start_network(
             )
         changed, checkpoint = _kept(spec.model, checkpoint.network, checkpoint)
         with at("model"):
-            changed = spec.model.reread(changed)
-            return _rebuilt(checkpoint.folder, _fitting(spec, changed, causal) if ours else changed, vocab), checkpoint
+            return _rebuilt(checkpoint.folder, as_read(spec, changed, causal), vocab), checkpoint
     bias = checkpoint is not None and "output.input_bias" in checkpoint.weights
     return network(spec, vocab, **({"input_bias": True} if bias else {})), checkpoint
-
-
-def _fitting(spec: Recipe, description: Mapping[str, Any], causal: bool) -> Mapping[str, Any]:
-    """The network's description as this run needs it: what the recipe does not name of how it reads rows is the parent's, if it fits."""
-    own: dict[str, Any] = {"causal": causal}
-    assert isinstance(spec.model, PretrainedOptions)
-    if causal and spec.model.attention_window is None and "attention_window" in description:
-        own["attention_window"] = None
-    if spec.model.context is None and (description.get("context") or spec.data.length) < spec.data.length:
-        own["context"] = None
-    return {**description, **own}
 
 
 def _kept(

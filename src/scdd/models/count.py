@@ -6,6 +6,7 @@ D width, H heads of d channels, K heads of keys and values, M the MLP's width, V
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from scdd.core.options import padded
 from scdd.models.options import FREQUENCIES, MLP_RATIO, DiTConfig, LlamaConfig
@@ -13,6 +14,7 @@ from scdd.models.options import FREQUENCIES, MLP_RATIO, DiTConfig, LlamaConfig
 Shape = DiTConfig | LlamaConfig
 FLOAT = 4  # bytes of weights, statistics and sums
 HALF = 2  # bytes of bfloat16
+QUERIES = 128  # that `ops.documents.chunked` takes at a time
 
 
 @dataclass(frozen=True)
@@ -76,14 +78,36 @@ def flops(shape: Shape, vocab: int, length: int, recompute: bool = False) -> flo
     """Multiplications and additions of products for one token of training: forward, backward, and the head's.
 
     Two a weight forward and four backward; attention's two products with each of L keys, of which a causal network needs
-    half. What is recomputed is the blocks' products once more, but for attention, which is kept, and each block's last, whose
-    result nobody needs.
+    half, and one with a window those that are near. What is recomputed is the blocks' products once more, but for attention,
+    which is kept, and each block's last, whose result nobody needs.
     """
     mixed = shape.heads * shape.head_width
-    attention = 12 * shape.depth * length * mixed / (2 if shape.causal else 1)
+    keys = sum(each.queries * each.keys for each in pieces(shape, length)) / length or length
+    attention = 12 * shape.depth * keys * mixed / (2 if shape.causal else 1)
     rows, columns = matrices(shape)["mlp_out"]
     again = 2 * (matrix_weights(shape) - shape.depth * rows * columns) if recompute else 0
     return 6 * (matrix_weights(shape) + padded(vocab) * shape.width) + attention + again
+
+
+class Piece(NamedTuple):
+    """Queries that go together, the keys that they are multiplied with, and how many of those had to be copied for it."""
+
+    queries: int
+    keys: int
+    copied: int
+
+
+def pieces(shape: Shape, length: int) -> list[Piece]:
+    """As `ops.documents.chunked` goes through a row that is longer than the network's window; none where it is not."""
+    window = shape.attention_window if isinstance(shape, LlamaConfig) else None
+    if window is None or length <= window + 1:
+        return []
+    made = []
+    for start in range(0, length, QUERIES):
+        stop = min(start + QUERIES, length)
+        keys = min(length, stop + window) - max(0, start - window)
+        made.append(Piece(stop - start, keys + 1, keys + 1) if start > window else Piece(stop - start, keys, 0))
+    return made
 
 
 # -- what a backward pass keeps -----------------------------------------------------------------------------------------
@@ -98,9 +122,10 @@ class Keeping:
     recompute: bool = False
     products: bool = False  # of gated MLPs, which the fused backward pass makes again otherwise
     adapted: bool = False  # with LoRA: gates and gated products are no longer folded into matrices
+    length: int = 0  # of rows, which matters where they are longer than a network's window
 
 
-def kept(shape: Shape, how: Keeping = Keeping()) -> int:  # noqa: B008 (frozen)
+def kept(shape: Shape, how: Keeping = Keeping()) -> float:  # noqa: B008 (frozen)
     """Bytes that the forward pass leaves for the backward pass, for each token."""
     half = how.half
     last = _seam(shape.width, how)
@@ -112,12 +137,14 @@ def kept(shape: Shape, how: Keeping = Keeping()) -> int:  # noqa: B008 (frozen)
     return shape.depth * inputs - shape.width * half + last + whole_block(shape, how)
 
 
-def whole_block(shape: Shape, how: Keeping) -> int:
+def whole_block(shape: Shape, how: Keeping) -> float:
     """What one block keeps of a token if nothing is recomputed."""
     mixed = shape.heads * shape.head_width
     keys = mixed if isinstance(shape, DiTConfig) else shape.kv_heads * shape.head_width
     # Values are a view of what qkv gave, so all of that stays, beside the turned queries and keys and attention's output.
-    attention = (mixed + 2 * keys) + (mixed + keys) + mixed
+    attention: float = (mixed + 2 * keys) + (mixed + keys) + mixed
+    if parts := pieces(shape, how.length):  # whose outputs are joined
+        attention += mixed + 2 * keys * sum(each.copied for each in parts) / how.length
     if isinstance(shape, DiTConfig):
         mlp = 2 * MLP_RATIO * shape.width  # before and after GELU
         mlp += 2 * shape.width * (shape.time_conditioning or how.adapted)  # what the gates multiply
