@@ -193,6 +193,7 @@ def _like(tensor: Tensor, like: Any) -> Tensor:
 # -- gradients ---------------------------------------------------------------------------------------------------------
 
 LLAMA = "model={kind: llama, size: custom, depth: 2, width: 16, heads: 2, kv_heads: 1, mlp_width: 24}"
+NEAR = (LLAMA.replace("}", ", attention_window: 3}"), "data.length=160")  # more than are taken at a time
 
 
 def gradients(recipe: str, here: World, *changes: str) -> dict[str, Tensor]:
@@ -216,7 +217,7 @@ def gradients_on_ranks(request: dict[str, Any], rank: int) -> int:
     """Recomputed or not, in whatever pieces: the gradient of one process and one piece."""
     recipe = request["recipe"]
     with world("ddp", "cpu") as here:
-        for model in ((), (LLAMA,)):
+        for model in ((), (LLAMA,), NEAR):
             alone = gradients(recipe, World(), *model)
             for kind in ("ddp", "fsdp"):
                 ranks = replace(here, kind=kind)  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ import signal
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -73,21 +74,39 @@ def test_merged_weights_are_the_adapted_network(time: bool) -> None:
     check(made(time), made(time), z, t)
 
 
+def decoder(**changes: Any) -> Llama:
+    config = LlamaConfig(depth=2, width=16, heads=4, kv_heads=2, head_width=4, mlp_width=24, **changes)
+    net = Llama(config, VOCAB, torch.Generator().manual_seed(3))
+    generator = torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        for p in net.parameters():
+            p.add_(0.2 * torch.randn(p.shape, generator=generator))
+    return net
+
+
 @pytest.mark.parametrize("bias", [False, True])
 def test_merged_weights_are_the_adapted_decoder(bias: bool) -> None:
-    def decoder() -> Llama:
-        config = LlamaConfig(
-            depth=2, width=16, heads=4, kv_heads=2, head_width=4, mlp_width=24, qkv_bias=bias, mlp_bias=bias, tied=bias
-        )
-        net = Llama(config, VOCAB, torch.Generator().manual_seed(3))
-        generator = torch.Generator().manual_seed(4)
-        with torch.no_grad():
-            for p in net.parameters():
-                p.add_(0.2 * torch.randn(p.shape, generator=generator))
-        return net
-
     z = torch.randint(12, (3, 7), generator=torch.Generator().manual_seed(5))
-    check(decoder(), decoder(), z, torch.tensor([0.1, 0.5, 0.9]))
+    one, other = (decoder(qkv_bias=bias, mlp_bias=bias, tied=bias) for _ in range(2))
+    check(one, other, z, torch.tensor([0.1, 0.5, 0.9]))
+
+
+def test_a_window_is_the_same_under_adapters() -> None:
+    """The adapted decoder has the merged one's values, and its factors the gradients that follow from the merged matrices'."""
+    z = torch.randint(12, (2, 140), generator=torch.Generator().manual_seed(5))
+    plain, adapted, whole = decoder(attention_window=3), decoder(attention_window=3), decoder()
+    check(plain, adapted, z, torch.tensor([0.1, 0.9]))
+    whole.load_state_dict(plain.state_dict())
+    assert not torch.allclose(plain.logits(z), whole.logits(z), atol=1e-3), "or the window cuts nothing"
+    plain.logits(z)[..., : VOCAB.K].square().mean().backward()  # type: ignore[no-untyped-call]
+    for name in plain.hidden_matrices():
+        layer, matrix = adapted.get_submodule(name.removesuffix(".weight")), plain.get_parameter(name)
+        down, up = (layer.get_parameter(f"lora_{factor}.default.weight") for factor in "AB")
+        assert matrix.grad is not None
+        assert matrix.grad.abs().max() > 1e-3
+        close = partial(torch.testing.assert_close, rtol=1e-3, atol=1e-5, msg=lambda text, n=name: f"{n}: {text}")
+        close(up.grad, OPTIONS.scale * matrix.grad @ down.detach().T)
+        close(down.grad, OPTIONS.scale * up.detach().T @ matrix.grad)
 
 
 def test_all_four_matrices_of_a_block_are_adapted_or_those_that_are_named() -> None:

@@ -21,13 +21,18 @@ from scdd.recipe.load import load
 from scdd.training.parallel import World
 
 from .conftest import Launch, said
-from .on_ranks import LLAMA, Live, close, gradients
+from .on_ranks import LLAMA, NEAR, Live, close, gradients
 
 VOCAB = Vocab(30, 29)
 NETWORKS = {
     "dit": lambda depth: DiT(DiTConfig(depth, 32, 2, cond_width=8, time_conditioning=True), VOCAB, seeded()),
     "llama": lambda depth: Llama(
         LlamaConfig(depth=depth, width=32, heads=2, kv_heads=1, head_width=16, mlp_width=96), VOCAB, seeded()
+    ),
+    "near": lambda depth: Llama(
+        LlamaConfig(depth=depth, width=32, heads=2, kv_heads=1, head_width=16, mlp_width=96, attention_window=5),
+        VOCAB,
+        seeded(),
     ),
 }
 
@@ -46,7 +51,8 @@ def built(kind: str, depth: int, recompute: bool) -> Network:
 
 def learnt(network: Network, live: Live | None = None) -> tuple[dict[str, torch.Tensor], int]:
     """(Gradients by name, the bytes that were there between the passes, if `live` looks on)."""
-    z_t, t = torch.randint(29, (3, 32), generator=seeded()), torch.linspace(0.1, 0.9, 3)
+    length = 32 if network.attention_window is None else 160  # more than are taken at a time
+    z_t, t = torch.randint(29, (3, length), generator=seeded()), torch.linspace(0.1, 0.9, 3)
     with live or nullcontext():  # the compiler wants nobody to look on
         states = network.hidden(z_t, t)
     kept = 0 if live is None else live.now
@@ -74,7 +80,7 @@ def test_compiled_it_gives_the_same_gradients() -> None:
         torch.testing.assert_close(gradient, plain[name], atol=1e-5, rtol=1e-4, msg=lambda text, n=name: f"{n}: {text}")
 
 
-@pytest.mark.parametrize("model", [(), (LLAMA,)], ids=["dit", "llama"])
+@pytest.mark.parametrize("model", [(), (LLAMA,), NEAR], ids=["dit", "llama", "near"])
 def test_pieces_of_any_size_give_the_gradient_of_the_whole(model: tuple[str, ...], recipe_file: Path) -> None:
     whole = gradients(str(recipe_file), World(), *model)
     for rows in (1, 2, 4):
@@ -85,7 +91,7 @@ def test_pieces_of_any_size_give_the_gradient_of_the_whole(model: tuple[str, ...
 def test_ranks_recompute_and_accumulate_to_the_gradient_of_one_process(
     launch: Launch, recipe_file: Path, tmp_path: Path
 ) -> None:
-    """DDP and FSDP, DiT and llama (`on_ranks`)."""
+    """DDP and FSDP, DiT and llama, that also with a window (`on_ranks`)."""
     out = tmp_path / "gradients"
     assert launch(out, 2, call="gradients_on_ranks", recipe=str(recipe_file)) == [0, 0], said(tmp_path, out)
 
