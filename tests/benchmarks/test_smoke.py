@@ -156,6 +156,23 @@ def test_row_length(run: Run, text: Path, tmp_path: Path) -> None:
     assert row(out, "difference")[1] > 0
 
 
+def test_recovery_limit(run: Run, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One pass is what `scdd eval recovery` measures; whoever is told where the wrong tokens are restores as many or more."""
+    model, found = tiny.checkpoint(tmp_path / "model"), tmp_path / "found.json"
+    sizes = ("--k", "6", "--length", "32", "--num", "8", "--threshold", "0.3")
+    run("recovery_limit", text, "--model", model, *sizes, "--parts", 2, "--json", found)
+    one_pass, told, *others = json.loads(found.read_text())
+    assert len(others) == 4
+    assert told["recovered"] >= one_pass["recovered"]
+    assert one_pass["damaged"] > 0
+    assert {each["damaged"] for each in (told, *others)} == {0}
+    measure = ("--model", str(model), "--text", str(text), "--no-typos", "--last", "1", "--out", str(tmp_path / "eval"))
+    assert main(["eval", "recovery", *measure, *sizes, "--json", "--quiet"]) == 0
+    lines = [json.loads(line)["result"] for line in capsys.readouterr().out.splitlines()]
+    [measured] = [each for each in lines if each["damage"]["value"] == one_pass["damaged"]]
+    assert measured["recovery"]["value"] == one_pass["recovered"]
+
+
 def test_unchanged(run: Run, tmp_path: Path) -> None:
     found = tmp_path / "found.json"
     run("unchanged", "--model", tiny.checkpoint(tmp_path / "model"), "--rounds", 1, "--json", found)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from scdd.core import UserError
 from scdd.ops.swiglu import swiglu_linear
+from scdd.ops.swiglu.reference import gated_product
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TRITON = pytest.mark.skipif(find_spec("triton") is None, reason="no Triton here")
@@ -38,6 +39,21 @@ def run(given: list[Tensor | None], impl: str, keep: bool = False) -> list[Tenso
     grads = torch.autograd.grad(loss, wanted)
     assert [grad.dtype for grad in grads] == [each.dtype for each in wanted]
     return [y.detach(), *grads]
+
+
+@pytest.mark.parametrize(("rows", "width"), [(130, 1536), (131, 1536), (40, 2048), (77, 2048), (120, 11008), (9, 5632)])
+def test_threads_change_no_bit(rows: int, width: int) -> None:
+    """Also where there are too few numbers for all of them, and torch would make three, five or seven pieces."""
+    x = torch.randn(1, rows, 2 * width, generator=torch.Generator().manual_seed(rows))
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 4, 8):
+            torch.set_num_threads(threads)
+            found.append(gated_product(x))
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(each, found[0]) for each in found)
 
 
 @TRITON

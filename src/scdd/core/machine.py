@@ -24,6 +24,7 @@ SPINS = "10000"
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 COUNTING = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 MOST = 256  # threads that are started only to be counted
+GRAIN = 1 << 15  # numbers that torch gives to one thread, at least
 EIGHT_BITS = {"avx512_vnni", "avx_vnni", "amx_int8"}
 TRIM, MAP = -1, -3  # mallopt's names: freed bytes that are kept, and the smallest tensor that gets pages of its own
 KEPT, LARGEST = 256 << 20, 32 << 20  # the latter is the most that glibc allows
@@ -123,7 +124,7 @@ def even(threads: int) -> int:
     """The largest power of two within a number of threads.
 
     Torch cuts a tensor into as many pieces as there are threads, and the ends of odd pieces are rounded otherwise: float32 texts
-    with three threads are not those with one, those with two, four or eight are.
+    with three threads are not those with one, those with two, four or eight are (`evenly`).
     """
     return 1 << (threads.bit_length() - 1)
 
@@ -230,6 +231,32 @@ class together:
     def __exit__(self, *_: object) -> None:
         if own.many and (asking := _asking()) is not None:
             asking[1](1)
+
+
+class evenly:
+    """While it lasts, torch cuts a tensor of so many numbers into one piece, or two, or four, …: where there are too few for all
+    threads to have `GRAIN` of them it makes as many pieces as have, three or seven too, whose ends are rounded otherwise (`even`).
+
+    For functions that torch computes in one way many at a time, and in another one by one: on a CPU that is silu alone.
+    """
+
+    __slots__ = ("_many", "_numbers")
+
+    def __init__(self, numbers: int) -> None:
+        self._numbers, self._many = numbers, 0
+
+    def __enter__(self) -> None:
+        if self._numbers <= GRAIN or (asking := _asking()) is None:
+            return
+        many = asking[0]()
+        pieces = min(many, -(-self._numbers // GRAIN))
+        if even(pieces) < pieces:
+            self._many = many
+            asking[1](even(pieces))
+
+    def __exit__(self, *_: object) -> None:
+        if self._many and (asking := _asking()) is not None:
+            asking[1](self._many)
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------

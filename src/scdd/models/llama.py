@@ -35,6 +35,7 @@ from scdd.models.options import LlamaConfig
 from scdd.ops.norm import add_rms_norm
 from scdd.ops.norm.reference import rms_norm
 from scdd.ops.swiglu import swiglu_linear
+from scdd.ops.swiglu.reference import gated_product
 
 DEVIATION = 0.02  # of the weights at the start
 OWN = -1
@@ -125,8 +126,7 @@ class Block(nn.Module):
         inner = self.mlp_in(normal)
         if type(self.mlp_out) is Linear:
             return x, swiglu_linear(inner, self.mlp_out.weight, self.mlp_out.bias, self.keeps_product, self.mlp_impl)
-        gate, up = inner.chunk(2, dim=-1)  # more than its weight (LoRA), or products of its own
-        return x, self.mlp_out(F.silu(gate) * up)
+        return x, self.mlp_out(gated_product(inner))  # more than its weight (LoRA), or products of its own
 
     def _attention(
         self,
