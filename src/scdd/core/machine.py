@@ -246,7 +246,7 @@ class evenly:
         self._numbers, self._many = numbers, 0
 
     def __enter__(self) -> None:
-        if self._numbers <= GRAIN or (asking := _asking()) is None:
+        if (asking := _asking()) is None:
             return
         many = asking[0]()
         pieces = min(many, -(-self._numbers // GRAIN))
