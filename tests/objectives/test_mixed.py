@@ -72,6 +72,7 @@ def test_each_loss_on_its_rows(network: Llama, tokens: torch.Tensor) -> None:
 def test_the_first_steps_are_read_and_then_it_begins(network: Llama, tokens: torch.Tensor) -> None:
     """Steps 0 to 4 are the autoregressive objective's alone, from 5 on it is as if they had not been."""
     mixed, told = MixedObjective(diffusion(), 0.25, first=5), []
+    assert mixed.changes_at == 5, "for whoever compares losses"
     mixed.diffusion.end_step = lambda reduce: told.append(mixed._step)  # type: ignore[method-assign]
     for step in (0, 4, 5, 9):
         whole = BatchSlice(3, step, 0, TOTAL, TOTAL)

@@ -156,15 +156,16 @@ def test_a_run_goes_back_only_so_often(launch: Launch, tmp_path: Path) -> None:
 class Still:
     """A trainer that is only told things."""
 
-    def __init__(self) -> None:
+    def __init__(self, changes_at: int = 0) -> None:
         self.log, self.told = self, []  # type: ignore[var-annotated]
+        self.objective, self.changes_at = self, changes_at
 
     def text(self, step: int, name: str, text: str) -> None:
         self.told.append((step, text))
 
 
-def weighed(guard: Guard, losses: list[float], norm: float = 1.0) -> list[Any]:
-    still: Any = Still()
+def weighed(guard: Guard, losses: list[float], norm: float = 1.0, changes_at: int = 0) -> list[Any]:
+    still: Any = Still(changes_at)
     return [guard._weigh(still, loss, norm) for loss in losses]
 
 
@@ -184,6 +185,20 @@ def test_spikes_are_losses_far_above_the_median_several_times_running() -> None:
     assert (found.first, found.last, found.kind) == (11, 13, "spike")
     assert weighed(guard(window=8, spike_steps=1), [*steady, 1e9]) == [None] * 9, "off unless asked for"
     assert weighed(guard(spike=6.0, spike_steps=1, window=8), [4.0, 4.0, 4.0, 99.0]) == [None] * 4, "too few to tell"
+
+
+def test_a_loss_of_another_kind_is_no_spike() -> None:
+    """Which begins with a batch (objective.ar_steps), whatever was skipped before it; from then on spikes are above its own median."""
+    steady, above = [4.0, 4.2, 3.8, 4.1], [7.0, 7.2, 6.8, 7.1]
+    for skipped in (0, 3):
+        watching = guard(spike=6.0, spike_steps=1, window=4)
+        watching.skipped = skipped
+        assert weighed(watching, [*steady, *above], changes_at=4 + skipped) == [None] * 8
+        assert list(watching.losses) == above
+        [found] = weighed(watching, [9.0], changes_at=4 + skipped)
+        assert found.kind == "spike"
+    [*_, found] = weighed(guard(spike=6.0, spike_steps=1, window=4), [*steady, 7.0])
+    assert found.kind == "spike", "the same without such a batch"
 
 
 def test_bad_steps_must_follow_each_other() -> None:

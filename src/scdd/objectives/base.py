@@ -78,6 +78,8 @@ class Objective(ABC):
     """A loss to train on, an honest number to report, and whatever the loss learns about itself on the way."""
 
     process: Process | Autoregressive
+    changes_at = 0
+    """The batch from which on its loss is of another kind, and no more to be compared with those before; 0: it stays the same."""
 
     @abstractmethod
     def loss(

@@ -58,7 +58,7 @@ class MixedObjective(Objective):
     def __init__(self, diffusion: DiffusionObjective, share: float, first: int = 0) -> None:
         """`first`: how many steps read every row from left to right."""
         self.diffusion, self.share, self.process = diffusion, share, diffusion.process
-        self.first, self._step = first, first
+        self.first = self.changes_at = self._step = first
         self.ar = ArObjective(Autoregressive(self.process.vocab), diffusion.impl)
 
     def loss(

@@ -81,6 +81,9 @@ class Guard:
         """Take in one step, in its order."""
         step, options = self.seen, self.options
         self.seen += 1
+        if step + self.skipped == trainer.objective.changes_at:
+            self.losses.clear()
+            self.high = 0
         if not (math.isfinite(loss) and math.isfinite(norm)):
             which = "gradient" if math.isfinite(loss) else "loss"
             trainer.log.text(step + 1, "event", f"the {which} is not finite, step left out")
