@@ -189,15 +189,16 @@ def test_spikes_are_losses_far_above_the_median_several_times_running() -> None:
 
 def test_a_loss_of_another_kind_is_no_spike() -> None:
     """Which begins with a batch (objective.ar_steps), whatever was skipped before it; from then on spikes are above its own median."""
-    steady, above = [4.0, 4.2, 3.8, 4.1], [7.0, 7.2, 6.8, 7.1]
+    steady, options = [4.0, 4.2, 3.8, 4.1, 3.9, 4.0, 4.3, 3.7], {"spike": 6.0, "spike_steps": 1, "window": 8}
+    above = [3 + loss for loss in steady]
     for skipped in (0, 3):
-        watching = guard(spike=6.0, spike_steps=1, window=4)
+        watching = guard(**options)
         watching.skipped = skipped
-        assert weighed(watching, [*steady, *above], changes_at=4 + skipped) == [None] * 8
+        assert weighed(watching, [*steady, *above], changes_at=8 + skipped) == [None] * 16
         assert list(watching.losses) == above
-        [found] = weighed(watching, [9.0], changes_at=4 + skipped)
+        [found] = weighed(watching, [9.0], changes_at=8 + skipped)
         assert found.kind == "spike"
-    [*_, found] = weighed(guard(spike=6.0, spike_steps=1, window=4), [*steady, 7.0])
+    [found] = [each for each in weighed(guard(**options), [*steady, above[0]]) if each]
     assert found.kind == "spike", "the same without such a batch"
 
 
