@@ -62,13 +62,19 @@ def attempt(case: dict[str, Any], inputs: dict[str, torch.Tensor], place: Path) 
     model.save_pretrained(place)
     again = auto.from_pretrained(place, trust_remote_code=True)
     found["again"] = again(ids, **told).logits
-    tokenizer = transformers.AutoTokenizer.from_pretrained(case["folder"])
+    tokenizer = transformers.AutoTokenizer.from_pretrained(case["folder"], trust_remote_code=case["causal"])
     tokenizer.save_pretrained(place)
     found["text"] = tokenizer(case["text"]).input_ids
     found["tokens"] = [getattr(tokenizer, f"{role}_token") for role in ("bos", "eos", "mask", "pad")]
     exec(case["code"], {})  # what the card shows
     if case["causal"]:
         found["generated"] = model.generate(ids[:, :4], do_sample=False, max_new_tokens=5)
+        prompts = ["The river", "The river runs to"]
+        together = tokenizer(prompts, padding=True, return_tensors="pt")
+        found["written"] = [
+            [tokenizer.decode(row, skip_special_tokens=True) for row in model.generate(**each, do_sample=False, max_new_tokens=5)]
+            for each in (together, *(tokenizer(prompt, return_tensors="pt") for prompt in prompts))
+        ]
     else:
         found["drawn"] = [
             model.sample(12, 5, num=3, generator=torch.Generator().manual_seed(seed)) for seed in (0, 0, 1)

@@ -76,9 +76,8 @@ def _description(sheet: Sheet) -> str:
     lines = [f"| {key} | {value} |" for key, value in rows.items() if value]
     title = sheet.recipe.get("name") or sheet.name
     kind = "An autoregressive language model" if sheet.causal else "A discrete diffusion language model"
-    return "\n".join(
-        [f"# {title}", "", f"{kind}, trained with scdd; `recipe.yaml` says how.", "", "| | |", "|---|---|", *lines]
-    )
+    made = "trained with scdd; `recipe.yaml` says how" if sheet.identity.step else "written with scdd"
+    return "\n".join([f"# {title}", "", f"{kind}, {made}.", "", "| | |", "|---|---|", *lines])
 
 
 def _time(network: Mapping[str, Any]) -> str:
@@ -137,7 +136,7 @@ def _causal_lines(sheet: Sheet) -> list[str]:
         "",
         f'tokenizer = AutoTokenizer.from_pretrained("{sheet.name}", trust_remote_code=True)',
         f'model = AutoModelForCausalLM.from_pretrained("{sheet.name}", trust_remote_code=True)',
-        'start = tokenizer(tokenizer.bos_token + "The river", add_special_tokens=False, return_tensors="pt")',
+        'start = tokenizer("The river", return_tensors="pt")',
         f"tokens = model.generate(**start, do_sample=True, max_new_tokens={min(64, sheet.context // 2)})",
         "print(tokenizer.decode(tokens[0], skip_special_tokens=True))",
     ]

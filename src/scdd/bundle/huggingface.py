@@ -20,8 +20,9 @@ from scdd.core.files import read_json
 from scdd.data.tokenizer import TextTokenizer
 
 CODE = ("configuration_scdd.py", "modeling_scdd.py", "network_scdd.py", "sampling_scdd.py")
+PROMPTS = "tokenization_scdd.py"  # of autoregressive models alone
 CONFIG = "config.json"
-WRITTEN = (CONFIG, "generation_config.json", "tokenizer_config.json", "special_tokens_map.json", *CODE)
+WRITTEN = (CONFIG, "generation_config.json", "tokenizer_config.json", "special_tokens_map.json", PROMPTS, *CODE)
 """Every file that `write_files` may write."""
 MODEL_TYPE = "scdd"
 UNKNOWN = "unknown"  # the process of a model that does not say it
@@ -58,6 +59,11 @@ class Sheet:
         """Whether it is the autoregressive baseline."""
         return bool((self.identity.network or {}).get("causal", False))
 
+    @property
+    def windowed(self) -> bool:
+        """Whether a row's first token, which must then be no padding, is seen from all over it."""
+        return (self.identity.network or {}).get("attention_window") is not None
+
 
 def check(network: Mapping[str, Any] | None, kind: str) -> None:
     """Refuse what transformers could not load."""
@@ -76,15 +82,16 @@ def check(network: Mapping[str, Any] | None, kind: str) -> None:
 def write_files(folder: Path, sheet: Sheet) -> None:
     """Everything but the card, the weights and tokenizer.json, which are there already."""
     check(sheet.identity.network, sheet.kind)
-    for name in CODE:
+    for name in (*CODE, PROMPTS) if sheet.causal else CODE:
         shutil.copyfile(ASSETS / "hf" / name, folder / name)
     _write(folder / CONFIG, config(sheet))
     names = {f"{role}_token": getattr(sheet.specials, role)[0] for role in ("bos", "eos", "mask", "pad")}
     _write(folder / "special_tokens_map.json", names)
     settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
+        "tokenizer_class": "SCDDTokenizer" if sheet.causal else "PreTrainedTokenizerFast",
+        **({"auto_map": {"AutoTokenizer": [None, "tokenization_scdd.SCDDTokenizer"]}} if sheet.causal else {}),
         "model_max_length": sheet.context,
-        "padding_side": "right",  # a row's first token is looked at from all over it
+        "padding_side": "left" if sheet.causal and not sheet.windowed else "right",
         "model_input_names": ["input_ids", "attention_mask"],
         "clean_up_tokenization_spaces": False,
     }
