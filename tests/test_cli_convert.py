@@ -288,7 +288,10 @@ def test_what_cannot_be_read_is_told_what_can(convert: Convert, tmp_path: Path) 
     assert "what can be read" in convert(tmp_path / "notes.txt", "--out", tmp_path / "m")[2]
     (folder / "config.json").write_text('{"model_type": ' + " " * (17 << 20))
     assert "larger than 16 MiB" in convert(folder, "--out", tmp_path / "m")[2]
-    assert "no complete checkpoint" in convert(tmp_path, "--out", tmp_path / "m")[2]
+    assert "holds no model: what can be read is our own folders" in convert(tmp_path, "--out", tmp_path / "m")[2]
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "recipe.yaml").write_text("name: nano\n")
+    assert "is a run without a checkpoint" in convert(tmp_path, "--out", tmp_path / "m")[2]
 
 
 def test_a_folder_of_ours_passes_through(convert: Convert, tmp_path: Path) -> None:

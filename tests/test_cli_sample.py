@@ -13,8 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from scdd.cli.main import main
+from scdd.cli.view import follow
+from scdd.lm.loading import load
 from scdd.lm.results import Sample
 
 from . import tiny
@@ -320,3 +323,15 @@ def test_live_view_shows_masks_and_corrections(scdd, monkeypatch: pytest.MonkeyP
     assert code == 0
     assert re.search(r"'.*' → '.*'   [a-z]+, odds [\d,]+ : 1", out)
     assert "evaluations · strength 1" in out
+
+
+def test_the_live_view_leaves_nothing_behind(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the text is taller than the window: what has left it at the top can be wiped by nobody."""
+    console = Console(file=io.StringIO(), force_terminal=True, width=20, height=4, legacy_windows=False)
+    monkeypatch.setattr("rich.live.get_console", lambda: console)
+    lm = load(model, device="cpu")
+    run = lm.start(6, length=30, plan=lm.plan(steps=3, record=True))
+    shown = follow(run, lm, live=True)
+    assert sum(len(sample.text) for sample in shown) > 4 * 20
+    frames = console.file.getvalue().split("\x1b[2K")  # each line is wiped before it is drawn anew
+    assert max(frame.count("\n") for frame in frames) < 4

@@ -72,7 +72,10 @@ def attempt(case: dict[str, Any], inputs: dict[str, torch.Tensor], place: Path) 
         prompts = ["The river", "The river runs to"]
         together = tokenizer(prompts, padding=True, return_tensors="pt")
         found["written"] = [
-            [tokenizer.decode(row, skip_special_tokens=True) for row in model.generate(**each, do_sample=False, max_new_tokens=5)]
+            [
+                tokenizer.decode(row, skip_special_tokens=True)
+                for row in model.generate(**each, do_sample=False, max_new_tokens=5)
+            ]
             for each in (together, *(tokenizer(prompt, return_tensors="pt") for prompt in prompts))
         ]
     else:

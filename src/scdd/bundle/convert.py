@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from scdd.bundle import folder as bundle
-from scdd.bundle.folder import CHAT_TEMPLATE, CURE, META, RECIPE, TOKENIZER, Bundle
+from scdd.bundle.folder import CHAT_TEMPLATE, CHECKPOINTS, CURE, META, RECIPE, TOKENIZER, Bundle
 from scdd.bundle.huggingface import CONFIG, MODEL_TYPE, recipe_text, saved
 from scdd.bundle.said import described, named, said
 from scdd.core.errors import UserError
@@ -120,6 +120,8 @@ def _model_in(source: Path) -> Path:
         whole = source.suffix != ".gguf" and _model_type(source.parent) in DECODERS
         return source.parent if whole else source
     folder = source
+    if (folder / RECIPE).is_file() and (folder / CHECKPOINTS).is_dir():
+        raise UserError(f"{folder} is a run without a checkpoint: let `scdd train` go on until it saves the first.")
     if (folder / RECIPE).is_file():
         raise UserError(f"{folder} has no {META}, so it is no complete checkpoint: {CURE}.")
     kind = _model_type(folder)
@@ -133,7 +135,7 @@ def _model_in(source: Path) -> Path:
         return files[0]
     if kind is not None:
         raise UserError(f"{folder} is of model_type {kind}: what can be read is {READABLE}.")
-    raise UserError(f"{folder} has no {META}, so it is no complete checkpoint: {CURE}.")
+    raise UserError(f"{folder} holds no model: what can be read is {READABLE}.")
 
 
 def _in_file(file: Path, told: Told) -> Bundle:

@@ -40,8 +40,11 @@ def follow(run: Run, lm: LM, live: bool) -> tuple[Sample, ...]:
 
         with Live(refresh_per_second=20, transient=True) as screen:
             board = Board(lm)
-            for batch in run:
-                screen.update(board.frame(batch))
+            try:
+                for batch in run:
+                    screen.update(board.frame(batch))
+            finally:
+                screen.update("")  # what is taller than the window could not be taken back at the end
     samples = run.results
     if live:
         drawn = sum(sample.unmasked for sample in samples)

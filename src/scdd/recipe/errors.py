@@ -147,7 +147,8 @@ def _nearest_key(keys: list[str], tree: Mapping[str, Any], root: type) -> str:
         return f"; did you mean {near[0]}?"
     owners = [kind for other in members(hint) if keys[-1] in hints(other) for kind in kinds(other)]
     if owners:
-        return f" of kind {node.get('kind')}; it belongs to kind {' or '.join(owners)}"
+        first = f", so set {'.'.join(keys[:-1])}.kind={owners[0]} before it" if len(owners) == 1 else ""
+        return f" of kind {node.get('kind')}; it belongs to kind {' or '.join(owners)}{first}"
     known_paths = settings() if root is Recipe else ()
     elsewhere = [path for path in known_paths if path.rpartition(".")[2] == keys[-1] and path != ".".join(keys)]
     if elsewhere:

@@ -190,12 +190,16 @@ def _bar(console: Any) -> Any:
     return Progress(count, BarColumn(bar_width=10), note, console=console, refresh_per_second=4)
 
 
+def _give_or_take(value: float, error: float, form: str) -> str:
+    return f"{value:{form}} ± {error:{form}}" if not math.isnan(error) else f"{value:{form}} (one row, so no error)"
+
+
 def describe(values: Values) -> str:
     """Numbers as people read them."""
     parts = []
     if "valid_nelbo" in values:
-        parts.append(f"valid NELBO {values['valid_nelbo']:.4f} ± {values['valid_error']:.4f}")
-        parts.append(f"PPL {values['valid_ppl']:.2f} ± {values['valid_ppl_error']:.2f}")
+        parts.append(f"valid NELBO {_give_or_take(values['valid_nelbo'], values['valid_error'], '.4f')}")
+        parts.append(f"PPL {_give_or_take(values['valid_ppl'], values['valid_ppl_error'], '.2f')}")
     if "loss" in values:
         parts.append(f"train loss {values['loss']:.4f} ± {values.get('error', math.nan):.4f}")
     if "learning_rate" in values:
