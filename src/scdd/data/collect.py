@@ -39,7 +39,7 @@ def require_same(out: Place, now: dict[str, Any], then: dict[str, Any]) -> None:
     changed = [key for key in now if now[key] != then.get(key)]
     if changed:
         raise UserError(
-            f"{out} holds data prepared otherwise ({', '.join(changed)} differ): choose another folder, or overwrite it."
+            f"{out} holds data prepared otherwise (other {', '.join(changed)}): choose another folder, or prepare it anew (overwrite)."
         )
 
 
