@@ -174,7 +174,7 @@ def test_a_finished_folder_is_left_alone(corpus: Path, prepared: Path) -> None:
 def test_other_settings_need_overwrite(corpus: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     run(corpus, out)
-    with pytest.raises(UserError, match=r"\(valid_fraction differ\).*overwrite it"):
+    with pytest.raises(UserError, match=r"\(other valid_fraction\).*\(overwrite\)"):
         run(corpus, out, valid_fraction=0.2)
     (out / "notes.txt").write_text("mine")
     run(corpus, out, valid_fraction=0.2, overwrite=True)
@@ -208,7 +208,7 @@ def test_an_edited_source_is_not_spliced_into_a_resumed_run(
             run(source, out, **settings)
         assert len(list(out.glob("train-*.bin"))) > 3
     source.write_text("\n".join(rows))
-    with pytest.raises(UserError, match=r"sources, times differ"):
+    with pytest.raises(UserError, match=r"other sources, times"):
         run(source, out, **settings)
     assert run(source, out, **settings, overwrite=True).documents == 300
 
