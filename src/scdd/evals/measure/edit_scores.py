@@ -177,9 +177,8 @@ def corpus_gleu(tables: Sequence[Sequence[Sequence[float]]], seed: int = 0, roun
     n, counts = len(arrays), [len(array) for array in arrays]
     flat, first = np.concatenate(arrays), np.cumsum([0, *counts[:-1]])
     resampler = np.random.default_rng([seed, 1])
-    times = resampler.multinomial(n, np.full(n, 1 / n), size=rounds).astype(
-        np.float64
-    )  # of each sentence in a resample
+    # how often each sentence is in each resample
+    times = resampler.multinomial(n, np.full(n, 1 / n), size=rounds).astype(np.float64)
     values, again = [], np.zeros(rounds)
     for _ in range(draws := rounds if max(counts) > 1 else 1):
         picks = flat[first + rng.integers(counts)]

@@ -220,7 +220,7 @@ def _identity(name: str) -> str | dict[str, str]:
     if not path.is_dir():
         return name
     files = sorted(file for file in path.iterdir() if _counts(file))
-    return {"weights": fingerprint([[file.name, _checksum(file)] for file in files])}
+    return {"weights": fingerprint([[ascii(file.name), _checksum(file)] for file in files])}
 
 
 def _counts(file: Path) -> bool:
