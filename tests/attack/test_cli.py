@@ -256,6 +256,23 @@ def test_known_attacks(command: str, folder: Path, capsys: pytest.CaptureFixture
     assert sorted(folder.rglob("*")) == before, "nothing is written"
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "prepare deep.jsonl --out out --train-tokenizer 300 --workers 1",
+        "prepare deep.jsonl --out out --tokenizer bundled --workers 2",
+        "eval likelihood --model model --text deep.jsonl --out out",
+    ],
+)
+def test_a_line_nested_too_deeply_is_a_sentence(command: str, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    line = '{"text": "hi", "x": ' + "[" * 100_000 + "]" * 100_000 + "}\n"
+    (folder / "deep.jsonl").write_text(f'{{"text": "fine"}}\n{line}')
+    assert main(command.split()) == 2
+    said = capfd.readouterr().err
+    assert "Traceback" not in said
+    assert said.splitlines()[-1].startswith("error: deep.jsonl, line 2: not a valid JSON line (maximum recursion")
+
+
 def test_limits_hold_from_python_too() -> None:
     with pytest.raises(UserError, match="is too large"):
         TextTokenizer.train(["a"], LARGEST + 1)

@@ -87,6 +87,9 @@ def test_folders_are_searched_in_sorted_order(tmp_path: Path) -> None:
     assert texts(tmp_path) == ["first", "second", "third"]
 
 
+DEEP = b'{"text": "fine"}\n{"text": "hi", "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}\n"
+
+
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
@@ -97,6 +100,7 @@ def test_folders_are_searched_in_sorted_order(tmp_path: Path) -> None:
             r"line 3: no text in field 'text' \(it has: body, n\)",
         ),
         ("a.jsonl", b'["text"]\n', "line 1: no text in field"),
+        ("a.jsonl", DEEP, "line 2: not a valid JSON line"),
         ("a.jsonl", b'{"text": "\\ud800"}\n', "line 1: not valid UTF-8"),
         ("a.jsonl", b'{"text": "\xff"}\n', "line 1: not"),
         ("a.txt", b"fine\n\nalso\nfine\nbad \xff byte\n", "line 5: not valid UTF-8"),

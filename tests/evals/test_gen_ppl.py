@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import sys
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -17,7 +19,14 @@ from scdd.data.corpus import discover, documents
 from scdd.evals.measure.likelihood import likelihood
 from scdd.evals.measure.mauve import mauve
 from scdd.evals.measure.model import EvalModel
-from scdd.evals.measure.reference_lm import HubReferenceLM, OwnReferenceLM, TextNats, gen_ppl, open_reference_lm
+from scdd.evals.measure.reference_lm import (
+    HubReferenceLM,
+    OwnReferenceLM,
+    TextNats,
+    _identity,
+    gen_ppl,
+    open_reference_lm,
+)
 from scdd.lm.run import windows
 from tests import tiny
 
@@ -175,6 +184,67 @@ def test_generation_is_measured_by_a_hub_judge(
     assert len(result["samples"]) == 3
     assert result["judge"] == folder.name
     assert result["ppl"] == pytest.approx(gen_ppl(HubReferenceLM(str(folder)).score(result["samples"]))["ppl"])
+
+
+def test_folders_of_one_name_are_judges_of_their_own(
+    folder: Path, checkpoints: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two runs' folders called `checkpoint` shared one measurement; one folder that was moved does not need two."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    first, second, moved = (tmp_path / name / "checkpoint" for name in ("a", "b", "c"))
+    for place in (first, second):
+        shutil.copytree(folder, place)
+    weights = load_file(second / "model.safetensors")
+    torch.manual_seed(1)
+    changed = {name: torch.randn_like(value) * 0.3 for name, value in weights.items()}
+    save_file(changed, second / "model.safetensors", metadata={"format": "pt"})
+    command = ["eval", "generation", "--model", str(checkpoints["scdd"]), "--num", "2", "--steps", "2"]
+    command += ["--out", str(tmp_path / "out"), "--json"]
+
+    def measured(judge: Path) -> dict[str, Any]:
+        assert main([*command, "--judge", str(judge)]) == 0
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return found
+
+    one, other = measured(first), measured(second)
+    assert one["result"]["judge"] == other["result"]["judge"] == "checkpoint"
+    assert one["hash"] != other["hash"]
+    assert one["result"]["ppl"] != other["result"]["ppl"]
+    page = tmp_path / "page.html"
+    assert main(["report", str(tmp_path / "out"), "--out", str(page)]) == 0
+    titles = [line for line in page.with_suffix(".md").read_text().splitlines() if line.startswith("### Generative")]
+    assert len(set(titles)) == 2, titles
+    capsys.readouterr()
+    moved.parent.mkdir()
+    first.rename(moved)
+    (moved / "README.md").write_text("moved")
+    assert measured(moved) == one
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
+def test_whatever_decides_the_scores_is_in_the_identity(folder: Path, tmp_path: Path, name: str) -> None:
+    copy = tmp_path / folder.name
+    shutil.copytree(folder, copy)
+    before = _identity(str(copy))
+    assert before == _identity(str(folder))
+    with (copy / name).open("ab") as file:
+        file.write(b" ")
+    assert _identity(str(copy)) != before
+    assert _identity("gpt2-large") == "gpt2-large"
+
+
+def test_gguf_files_are_told_by_what_they_hold(tmp_path: Path) -> None:
+    """Equal names and sizes, as files of one network trained twice have."""
+    files = [tmp_path / name / "model.gguf" for name in "ab"]
+    for file, content in zip(files, (b"GGUF one", b"GGUF two"), strict=True):
+        file.parent.mkdir()
+        file.write_bytes(content)
+    assert _identity(str(files[0])) != _identity(str(files[1]))
+    same = tmp_path / "renamed.gguf"
+    same.write_bytes(b"GGUF one")
+    assert _identity(str(same)) == _identity(str(files[0]))
 
 
 def test_mauve_tells_other_texts_from_the_same(folder: Path) -> None:

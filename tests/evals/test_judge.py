@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 from collections.abc import Iterator
@@ -116,6 +117,57 @@ def test_answers_are_kept(server: tuple[Model, str], tmp_path: Path) -> None:
     assert len(model.seen) == asked + 1
     assert verdict(JudgeClient(JudgeServer("other", url), memory), LONG, SHORT) == found
     assert len(model.seen) > asked + 1, "another model is another question"
+
+
+def test_another_server_is_another_judge(
+    server: tuple[Model, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another server's answers under the same model name were taken for this one's."""
+    model, url = server
+    memory = tmp_path / "answers.jsonl"
+    prompt = prompts(LONG[:1], SHORT[:1], 0)[0][0]
+    elsewhere = JudgeClient(JudgeServer("words", "http://127.0.0.1:1/v1"), memory)
+    elsewhere._keep(elsewhere._key(prompt), json.dumps({aspect: {"score": 1} for aspect in ASPECTS}))
+    assert elsewhere.ask([prompt], parse_scores)[0]["style"] == 1.0
+    asker = JudgeClient(JudgeServer("words", url), memory)
+    assert not asker.known(prompt)
+    assert asker.ask([prompt], parse_scores)[0]["style"] == 5.0
+    assert len(model.seen) == 1
+    assert JudgeClient(JudgeServer("words", f"{url}/"), memory).known(prompt)
+    usual = JudgeClient(JudgeServer("words"), memory)
+    assert not usual.known(prompt)
+    monkeypatch.setenv("OPENAI_BASE_URL", url)
+    assert usual.known(prompt), "the client asks there, too"
+
+
+def test_a_server_of_the_environment_is_in_the_settings(
+    server: tuple[Model, str],
+    tmp_path: Path,
+    scdd: EvalModel,
+    checkpoints: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """OPENAI_BASE_URL leads elsewhere than the client's own address does."""
+    _, url = server
+    monkeypatch.setenv("OPENAI_BASE_URL", url)
+    context, matched = MeasureContext(Store(tmp_path)), Matched(nfe=2)
+    tokenizer = scdd.lm.tokenizer
+    text = rows(MemoryTokens.encoded([tiny.TEXT] * 2, tokenizer), tokenizer, 20, 2, whole=True)
+    models = scdd, open_model(checkpoints["gidd"], device="cpu")
+    texts = [measure_denoised(context, model, scdd, text, matched) for model in models]
+    client = JudgeClient(JudgeServer("words"), tmp_path / "answers.jsonl")
+    found = measure_judge(context, models, (texts[0], texts[1]), client, matched)
+    assert found.settings["base_url"] == url
+
+
+def test_answers_of_the_usual_address_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their keys have had no address since answers were first kept."""
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    old = hashlib.sha256(json.dumps(["words", 0.0, "a question"]).encode()).hexdigest()
+    memory = tmp_path / "answers.jsonl"
+    memory.write_text(json.dumps({"key": old, "answer": "kept"}) + "\n")
+    for address in (None, "https://api.openai.com/v1", "https://api.openai.com/v1/"):
+        assert JudgeClient(JudgeServer("words", address), memory).known("a question")
 
 
 def test_answers_that_were_cut_or_have_odd_ends_of_lines_cost_no_others(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 
 from scdd.cli.main import main
@@ -97,6 +98,31 @@ def test_gleu() -> None:
     tables = [[gleu_counts(words, words, words), gleu_counts(words, words, words[:-1])]] * 3
     assert 0.5 < corpus_gleu(tables)["value"] < 1.0
     assert corpus_gleu([[tables[0][0]]] * 3) == {"value": 1.0, "error": 0.0}
+    alone = corpus_gleu(tables[:1])
+    assert 0.5 < alone["value"] < 1.0
+    assert math.isnan(alone["error"]), "a sentence alone says nothing of others"
+
+
+def drawn_table(rng: np.random.Generator, references: int, apart: float) -> list[list[float]]:
+    """A sentence's counts against its references, which are as far apart as `apart` says."""
+    length, own, table = int(rng.integers(8, 30)), rng.normal(0, 0.5), []
+    for _ in range(references):
+        good = 1 / (1 + math.exp(-(1.0 + own + rng.normal(0, apart))))
+        totals = [length + 1 - n for n in (1, 2, 3, 4)]
+        matches = [int(rng.binomial(total, good ** (n**0.5))) for n, total in enumerate(totals, 1)]
+        counts = itertools.chain.from_iterable(zip(matches, totals, strict=True))
+        table.append([length, length + int(rng.integers(-2, 3)), *map(float, counts)])
+    return table
+
+
+@pytest.mark.parametrize(("references", "apart"), [(1, 1.0), (2, 1.5), (4, 1.0), (8, 2.0)])
+def test_the_error_of_gleu_is_the_spread_of_gleu(references: int, apart: float) -> None:
+    """Over corpora; with several references the choice among them, which the mean has averaged away, is not in it."""
+    rng = np.random.default_rng(7)
+    found = [corpus_gleu([drawn_table(rng, references, apart) for _ in range(60)], i, 60) for i in range(160)]
+    spread = np.std([one["value"] for one in found], ddof=1)
+    said = np.mean([one["error"] for one in found])
+    assert 0.8 < said / spread < 1.2
 
 
 def test_edits_are_counted_against_the_kindest_reference() -> None:

@@ -23,6 +23,18 @@ def test_mean_and_ratio() -> None:
     assert found.error == pytest.approx(stats.mean(a).error)
 
 
+def test_the_error_of_a_share() -> None:
+    """Usual between the ends; at them, where the spread is 0, and for a single case, no certainty."""
+    rights = [1.0] * 3 + [0.0] * 7
+    assert stats.share_error(0.3, 10) == pytest.approx(stats.mean(rights).error)
+    for n in (2, 10, 200):
+        wilson = scipy_stats.binomtest(0, n).proportion_ci(method="wilson")
+        expected = (wilson.high - wilson.low) / 2 / 1.96
+        assert stats.share_error(0.0, n) == stats.share_error(1.0, n) == pytest.approx(expected, rel=1e-3)
+        assert 0 < stats.share_error(0.0, n) < stats.share_error(1 / n, n)
+    assert all(math.isnan(stats.share_error(share, 1)) for share in (0.0, 1.0))
+
+
 def test_the_errors_cover() -> None:
     """Bootstrap intervals and ratio errors hold the truth about as often as they promise."""
     rng = np.random.default_rng(1)

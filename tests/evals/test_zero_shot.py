@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import lzma
+import math
 import os
+import shutil
 import subprocess
 import sys
 from functools import partial
@@ -15,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from scdd.cli.main import main
 from scdd.core import UserError
 from scdd.evals.measure import benchmarks
 from scdd.evals.measure.model import EvalModel, open_model
@@ -180,6 +183,41 @@ def test_some_of_the_seven_come_from_the_folder(
     for passes in (0, 1, 3):
         with pytest.raises(UserError, match=f"passes is {passes}: give an even number"):
             measure_zero_shot(context, scdd, None, str(files), passes=passes)
+
+
+def test_other_questions_are_another_measurement(
+    tmp_path: Path, files: Path, checkpoints: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--data A` and then `--data B` gave A's accuracies again."""
+    one, two, again = (tmp_path / name for name in ("one", "two", "again"))
+    for place in (one, two, again):
+        place.mkdir()
+        shutil.copy(files / "piqa.jsonl", place)
+    question = json.loads((files / "piqa.jsonl").read_text().splitlines()[0])
+    (two / "piqa.jsonl").write_text(json.dumps({**question, "gold": 1}) + "\n")
+    command = ["eval", "zero-shot", "--model", str(checkpoints["scdd"]), "--tasks", "piqa", "--passes", "2"]
+    command += ["--out", str(tmp_path / "out")]
+
+    def measured(place: Path, *more: str) -> dict[str, Any]:
+        assert main([*command, "--data", str(place), "--json", *more]) == 0
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return found
+
+    a, b = measured(one), measured(two)
+    assert a["hash"] != b["hash"]
+    first, second = (one["result"]["tasks"]["piqa"] for one in (a, b))
+    assert (first["questions"], second["questions"]) == (2, 1)
+    assert first["error"] > 0, "two equal questions: all or none are right"
+    assert math.isnan(second["error"])
+    assert measured(again)["hash"] == a["hash"], "a folder that was moved is the same"
+    assert measured(one, "--limit", "1")["hash"] != b["hash"]
+    (one / "piqa.jsonl").write_text((two / "piqa.jsonl").read_text())
+    assert measured(one)["hash"] == b["hash"]
+    page = tmp_path / "page.html"
+    assert main(["report", str(tmp_path / "out"), "--out", str(page)]) == 0
+    rows = [line for line in page.with_suffix(".md").read_text().splitlines() if line.startswith("| scdd, ")]
+    assert len({row.split("|")[1] for row in rows}) == 3, "three sets of questions, three names"
+    assert "nan" not in "".join(rows)
 
 
 WORDS = ("sea", "fox", "river", "lazy dog", "42", "{{brown}}", "quick\u00a0jump", " over", "the end. ")

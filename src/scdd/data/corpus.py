@@ -259,7 +259,7 @@ def _from_json(source: Source, record: Record) -> str:
     place = f"{source.shown}, line {record.line}"
     try:
         value = json.loads(record.raw)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{place}: not a valid JSON line ({error}); mend or remove the line.") from error
     text = value.get(source.field) if isinstance(value, dict) else None
     if not isinstance(text, str):

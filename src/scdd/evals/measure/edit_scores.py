@@ -166,21 +166,35 @@ def gleu(sums: Sequence[float] | NDArray[np.float64]) -> float:
 
 
 def corpus_gleu(tables: Sequence[Sequence[Sequence[float]]], seed: int = 0, rounds: int = 200) -> dict[str, float]:
-    """Mean over rounds in which every sentence draws one of its references, and its error over sentences.
+    """Mean over rounds in which every sentence draws one of its references, and the error of that mean over sentences.
 
-    `tables` has, for each sentence, `gleu_counts` against each of its references.
+    `tables` has, for each sentence, `gleu_counts` against each of its references. The bootstrap draws sentences and takes the
+    mean over the same rounds again: which reference is drawn is averaged away there as it is in the value. The error is
+    unknown (NaN) for a single sentence.
     """
     rng = np.random.default_rng(seed)
     arrays = [np.asarray(table, dtype=np.float64) for table in tables]
+    n, counts = len(arrays), [len(array) for array in arrays]
+    flat, first = np.concatenate(arrays), np.cumsum([0, *counts[:-1]])
+    resampler = np.random.default_rng([seed, 1])
+    # how often each sentence is in each resample
+    times = resampler.multinomial(n, np.full(n, 1 / n), size=rounds).astype(np.float64)
+    values, again = [], np.zeros(rounds)
+    for _ in range(draws := rounds if max(counts) > 1 else 1):
+        picks = flat[first + rng.integers(counts)]
+        values.append(gleu(picks.sum(0)))
+        again += _gleus(times @ picks) / draws
+    return {"value": float(np.mean(values)), "error": float(np.std(again, ddof=1)) if n > 1 else math.nan}
 
-    def drawn(chosen: NDArray[np.int64]) -> float:
-        picks = (arrays[i][rng.integers(len(arrays[i]))] for i in chosen)
-        return gleu(np.sum(list(picks), axis=0))
 
-    every = np.arange(len(arrays))
-    value = float(np.mean([drawn(every) for _ in range(rounds)]))
-    again = [drawn(rng.integers(len(arrays), size=len(arrays))) for _ in range(rounds)]
-    return {"value": value, "error": float(np.std(again, ddof=1))}
+def _gleus(sums: NDArray[np.float64]) -> NDArray[np.float64]:
+    """`gleu` of every row."""
+    mine, theirs, matches, totals = sums[:, 0], sums[:, 1], sums[:, 2::2], sums[:, 3::2]
+    some = (mine > 0) & (matches > 0).all(1) & (totals > 0).all(1)
+    found = np.zeros(len(sums))
+    precisions = np.log(matches[some] / totals[some]).mean(1)
+    found[some] = np.exp(np.minimum(0.0, 1 - theirs[some] / mine[some]) + precisions)
+    return found
 
 
 def scores(

@@ -179,7 +179,7 @@ def measure_judge(
         "second": texts[1].hash,
         "against": second.identity,
         "judge": server.model,
-        "base_url": server.base_url,
+        "base_url": server.base_url or server.address,  # OPENAI_BASE_URL is another server, too
         "temperature": server.temperature,
     }
     return context.store.measurement("judge", first, settings, run, texts[0].made.get("text", ""))

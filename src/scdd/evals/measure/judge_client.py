@@ -16,6 +16,7 @@ from typing import Any
 from scdd.core.errors import UserError, missing_extra, reason
 from scdd.evals.measure.progress import Watch, unwatched
 
+USUAL_ADDRESS = "https://api.openai.com/v1"
 ASPECTS = ("clarity", "grammaticality", "factuality", "style", "creativity")
 Parse = Callable[[str], Any]
 """Plain data from an answer; raises ValueError with what is wrong."""
@@ -31,6 +32,12 @@ class JudgeServer:
     attempts: int = 3
     workers: int = 8
     timeout: float = 120.0
+
+    @property
+    def address(self) -> str | None:
+        """Where the client will ask; None is its usual address, however that was named."""
+        named = self.base_url or os.environ.get("OPENAI_BASE_URL") or USUAL_ADDRESS
+        return None if named.rstrip("/") == USUAL_ADDRESS else named.rstrip("/")
 
 
 class JudgeClient:
@@ -105,7 +112,10 @@ class JudgeClient:
         return str(answer.choices[0].message.content or "")
 
     def _key(self, prompt: str) -> str:
-        text = json.dumps([self.server.model, self.server.temperature, prompt], ensure_ascii=False)
+        asked: list[Any] = [self.server.model, self.server.temperature, prompt]
+        if self.server.address is not None:  # the usual one is left out, as in older files
+            asked.append(self.server.address)
+        text = json.dumps(asked, ensure_ascii=False)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def _keep(self, key: str, answer: str) -> None:

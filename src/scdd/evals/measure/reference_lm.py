@@ -15,6 +15,7 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -31,10 +32,12 @@ from scdd.evals.measure import stats
 from scdd.evals.measure.likelihood import batches, next_token_nats, padded
 from scdd.evals.measure.model import EvalModel, open_model
 from scdd.evals.measure.progress import Watch, unwatched
-from scdd.evals.measure.store import MeasureContext, shared
+from scdd.evals.measure.store import MeasureContext, fingerprint, shared
 from scdd.lm.run import Window, windows
 
 _TF32 = threading.Lock()
+UNREAD = (".md", ".png", ".jpg", ".log", ".pt", ".pth", ".h5", ".msgpack", ".ot", ".onnx", ".tflite")
+PREFERRED = ("model.safetensors", "model.safetensors.index.json")  # to weights in .bin files
 LONGEST = 2048  # for models that do not say how much they can read
 CAUSAL = "a causal language model's hub name, folder or .gguf file, or one of our own autoregressive checkpoints"
 
@@ -209,10 +212,33 @@ def _source(name: str) -> Iterator[dict[str, Any]]:
         yield {"pretrained_model_name_or_path": alone, "gguf_file": path.name}
 
 
-def _identity(name: str) -> str:
-    """The name, and for a local file its size: a model of the same name is the same model."""
+def _identity(name: str) -> str | dict[str, str]:
+    """What a local model's files hold, wherever they lie and whatever they are called; of the hub's the name."""
     path = Path(name)
-    return f"{path.name}:{path.stat().st_size}" if path.is_file() else path.name if path.is_dir() else name
+    if path.is_file():
+        return {"weights": _checksum(path)}
+    if not path.is_dir():
+        return name
+    files = sorted(file for file in path.iterdir() if _counts(file))
+    return {"weights": fingerprint([[ascii(file.name), _checksum(file)] for file in files])}
+
+
+def _counts(file: Path) -> bool:
+    """Whether it may decide what transformers makes of a folder: weights it can read, configurations, tokenizers."""
+    if not file.is_file() or file.name.startswith(".") or file.suffix in UNREAD:
+        return False
+    return file.suffix != ".bin" or not any((file.parent / better).is_file() for better in PREFERRED)
+
+
+def _checksum(file: Path) -> str:
+    """SHA-256, read once a process as long as the file stays as it is."""
+    found = file.stat()
+    return _checksum_of(file.resolve(), found.st_size, found.st_mtime_ns)
+
+
+@cache
+def _checksum_of(file: Path, size: int, changed: int) -> str:
+    return bundle.sha256_of(file)
 
 
 def scored(context: MeasureContext, reference: ReferenceLM, texts: Sequence[str]) -> list[TextNats]:

@@ -14,6 +14,7 @@ from scdd.core.errors import UserError, missing_extra
 from scdd.core.stats import ratio_error
 
 Array = NDArray[np.float64]
+NORMAL = 1.96  # standard errors to either side of a 95 % interval
 
 
 class Mean(NamedTuple):
@@ -31,6 +32,18 @@ def mean(values: Sequence[float] | Array) -> Mean:
         return Mean(math.nan, math.nan, 0)
     error = float(a.std(ddof=1) / math.sqrt(len(a))) if len(a) > 1 else math.nan
     return Mean(float(a.mean()), error, len(a))
+
+
+def share_error(share: float, count: int) -> float:
+    """The standard error of a share of `count` independent cases; unknown (NaN) for a single one.
+
+    Where all or none are right the spread is 0 and says nothing: there it is half of the 95 % Wilson interval, over 1.96.
+    """
+    if count < 2:
+        return math.nan
+    if 0 < share < 1:
+        return math.sqrt(share * (1 - share) / (count - 1))
+    return NORMAL / (2 * (count + NORMAL**2))
 
 
 def ratio(above: Sequence[float] | Array, below: Sequence[float] | Array) -> Mean:

@@ -6,17 +6,18 @@ cancels in their difference, and only the answers decide.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from scdd.core.errors import UserError, missing_extra, reason
 from scdd.core.rng import derive_seed
-from scdd.evals.measure import benchmarks
+from scdd.evals.measure import benchmarks, stats
 from scdd.evals.measure.likelihood import REPLICATES, NelboEstimator, likelihood
 from scdd.evals.measure.model import EvalModel
 from scdd.evals.measure.progress import Watch, unwatched
-from scdd.evals.measure.store import ALONE, MeasureContext, Measurement, shared
+from scdd.evals.measure.store import ALONE, MeasureContext, Measurement, fingerprint, shared
 from scdd.training.parallel import World
 
 ROWS = 32  # answers at a time where nobody chose; on a GPU their tokens are counted
@@ -98,17 +99,20 @@ def measure_zero_shot(
     names = list(benchmarks.NAMES) if not tasks else list(tasks) if place is None else _of_the_seven(tasks)
     wanted = names if place is None else [benchmarks.PREFIX + name for name in names]
     ask = _Asking(context, model, passes, seed)
+    read = _read(wanted, place, limit)
 
     def run() -> dict[str, Any]:
-        outcome = _of_files(ask, names, place, limit) if place is not None else _of_lm_eval(ask, wanted, limit)
+        outcome = _of_files(ask, read) if place is not None else _of_lm_eval(ask, wanted, limit)
         results = {}
         for name, (acc, n) in outcome.accuracies.items():
-            spread = (acc * (1 - acc) / max(n - 1, 1)) ** 0.5
-            results[name.removeprefix(benchmarks.PREFIX)] = {"acc": acc, "error": spread, "questions": n}
+            error = stats.share_error(acc, n)
+            results[name.removeprefix(benchmarks.PREFIX)] = {"acc": acc, "error": error, "questions": n}
         return {"tasks": results, "passes": passes, "monte_carlo_error": rms(outcome.errors)}
 
-    settings = {"tasks": wanted, "passes": passes, "limit": limit, "seed": seed}
-    return context.store.measurement("zero-shot", model, settings, run)
+    settings: dict[str, Any] = {"tasks": wanted, "passes": passes, "limit": limit, "seed": seed}
+    if read:  # files of the same names may ask other questions
+        settings["text"] = fingerprint(list(read.items()))
+    return context.store.measurement("zero-shot", model, settings, run, _called(place) if read else "")
 
 
 class _Asking(NamedTuple):
@@ -152,14 +156,24 @@ def _of_the_seven(tasks: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _of_files(ask: _Asking, names: Sequence[str], place: str, limit: int | None) -> _Outcome:
+def _read(tasks: Sequence[str], place: str | None, limit: int | None) -> dict[str, list[benchmarks.Choice]]:
+    """The questions of those tasks whose files are ours, which lm-eval reads from the usual folder."""
+    ours = [benchmarks.PREFIX + name for name in benchmarks.NAMES]
+    return {
+        name: benchmarks.choices(name.removeprefix(benchmarks.PREFIX), place)[:limit] for name in tasks if name in ours
+    }
+
+
+def _called(place: str | None) -> str:
+    """What people call the questions: their folder's name."""
+    return (benchmarks.folder() if place is None else Path(place)).resolve().name
+
+
+def _of_files(ask: _Asking, tasks: Mapping[str, Sequence[benchmarks.Choice]]) -> _Outcome:
     """The seven tasks, or some. Keys and order are those of the harness's requests, and so the scores are its scores."""
     context, model, passes, seed = ask
-    tasks = {name: benchmarks.choices(name, place)[:limit] for name in names}
     questions = [
-        Question(f"{benchmarks.PREFIX}{name}/{i}", choice.texts)
-        for name, choices in tasks.items()
-        for i, choice in enumerate(choices)
+        Question(f"{name}/{i}", choice.texts) for name, choices in tasks.items() for i, choice in enumerate(choices)
     ]
     scored = answers(model, questions, passes, seed, context.batch_size, context.world, context.watch)
     rows = iter(scored)

@@ -102,7 +102,7 @@ def _texts(one: Measurement) -> list[str]:
 
 def _asked(one: Measurement) -> str:
     settings = {key: value for key, value in one.settings.items() if key not in HIDDEN and value is not None}
-    if isinstance(settings.get("judge"), dict):  # a model of our own
+    if isinstance(settings.get("judge"), dict):  # known by its weights, and not by its name
         settings["judge"] = f"weights {str(settings['judge'].get('weights'))[:SHORT]}"
     mark = one.settings.get("text") or one.settings.get("human")
     about = [f"text={one.made.get('text', '')}#{mark[:SHORT]}"] if mark else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import NamedTuple
 from scdd.core.errors import UserError
 from scdd.evals.measure.store import Measurement, read_measurements
 from scdd.evals.report import compare, plots, summaries
-from scdd.evals.report.names import distinct_names, grouped, text_of
+from scdd.evals.report.names import SHORT, distinct_names, grouped, text_of
 from scdd.evals.report.tables import Table
 from scdd.training.log import read_metrics
 
@@ -86,8 +87,11 @@ def _generation(measurements: Sequence[Measurement], corpus: str, against: Seque
     comparisons: list[Table] = []
     figures: list[plots.Figure] = []
     groups = grouped(measurements, lambda one: (json.dumps(one.settings["judge"]), _room(one)))
+    names = Counter(
+        name for _, name in {(json.dumps(one.settings["judge"]), one.result["judge"]) for one in measurements}
+    )
     for (_, room), group in groups.items():
-        among = f": {group[0].result['judge']}, context {room}" if len(groups) > 1 else ""
+        among = f": {_judge(group[0], names)}, context {room}" if len(groups) > 1 else ""
         grid = compare.by_budget(group)
         tables += [compare.generation_table(grid, corpus, among), compare.entropy_table(grid, corpus, among)]
         figures += [plots.generation_plot(grid, among)] if len(group) > 1 else []
@@ -99,6 +103,13 @@ def _generation(measurements: Sequence[Measurement], corpus: str, against: Seque
         chosen = [name for name, row in grid.items() if next(iter(row.values())).label in against]
         comparisons += [compare.against_table(grid, name, among) for name in chosen]
     return Section("Generation", [*tables, *comparisons], figures)
+
+
+def _judge(one: Measurement, names: Counter[str]) -> str:
+    """The reference LM's name, and its weights where several folders or files have that name."""
+    name, known = one.result["judge"], one.settings["judge"]
+    several = names[name] > 1 and isinstance(known, dict) and set(known) == {"weights"}
+    return f"{name} #{known['weights'][:SHORT]}" if several else str(name)
 
 
 def _room(one: Measurement) -> int:

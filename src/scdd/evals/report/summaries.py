@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from scdd.evals.measure.judge_client import ASPECTS
 from scdd.evals.measure.specs import Repair, repair_name
 from scdd.evals.measure.store import Measurement
-from scdd.evals.report.names import distinct_names, listed, text_of
+from scdd.evals.report.names import SHORT, distinct_names, listed, text_of
 from scdd.evals.report.paper import paper, paper_of, printed
 from scdd.evals.report.tables import NONE, Entry, Table, any_paper, entries, number, stars, with_error
 
@@ -178,16 +178,29 @@ def zero_shot_table(measurements: Sequence[Measurement]) -> Table:
     columns = [task for task in papers_tasks if task in measured]
     more = sorted(measured - set(columns))
     rows = []
-    for one in measurements:
+    for one, name in zip(measurements, _by_questions(measurements), strict=True):
         tasks, values = one.result["tasks"], known["rows"].get(paper_of(one) or "")
         beside = dict(zip(known["columns"], (f"{v:.2f}" for v in values or []), strict=False))
         percent = {k: with_error(100 * task["acc"], 100 * task["error"]) for k, task in tasks.items()}
         row = [Entry(percent.get(k, "–"), paper=beside.get(k)) for k in (*columns, *more)]
         mean = sum(task["acc"] for task in tasks.values()) / len(tasks)
         whole = beside.get(papers_mean) if columns == papers_tasks else None
-        rows.append(entries(one.label, *row, Entry(f"{100 * mean:.2f}", paper=whole)))
+        rows.append(entries(name, *row, Entry(f"{100 * mean:.2f}", paper=whole)))
     notes = ["Percent of questions whose best-scored answer is right; [ ] is the paper's. ± is over the questions."]
     return Table("Zero-shot accuracy", ["system", *columns, *more, "mean"], rows, notes)
+
+
+def _by_questions(measurements: Sequence[Measurement]) -> list[str]:
+    """Labels, with the questions where one label has answered several sets of them."""
+    asked: dict[str, set[str]] = {}
+    for one in measurements:
+        asked.setdefault(one.label, set()).add(one.settings.get("text", ""))
+    return [
+        f"{one.label}, {text_of(one)} #{one.settings['text'][:SHORT]}"
+        if len(asked[one.label]) > 1 and "text" in one.settings
+        else one.label
+        for one in measurements
+    ]
 
 
 def judge_table(measurements: Sequence[Measurement]) -> Table:
