@@ -31,6 +31,7 @@ from scdd.lm.edits.survey import doubts
 from scdd.lm.edits.words import cut
 from scdd.lm.model import LM
 from scdd.lm.options import OF_MODE
+from scdd.lm.rows import Ranges
 from scdd.processes.mdlm import MDLM
 from scdd.schedules.masked import Masked
 
@@ -162,6 +163,72 @@ def test_candidates_of_words() -> None:
         "study",
         "studying",
     ]
+
+
+SPOILT = ("the", "teh", "the", "run", "alot", "river", "to", "a", ",", "wood", "there", "the re", "runing")
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from(SPOILT), st.sampled_from((" ", "  ", " ", "\t"))), min_size=1, max_size=8),
+    st.lists(st.tuples(st.integers(0, 60), st.integers(1, 6)), max_size=4),
+)
+def test_frozen_characters_stay_whatever_is_done_beside_them(
+    pieces: list[tuple[str, str]], lengths: list[tuple[int, int]]
+) -> None:
+    text = "".join(word + gap for word, gap in pieces)
+    frozen = [(low, min(low + length, len(text))) for low, length in lengths if low < len(text)]
+    words, kept = cut(text, frozen), Ranges(frozen)
+    every = [each for i in range(len(words)) for each in for_word(words, i, SMALL) + deletions(words, i)]
+    every += [each for i in range(len(words)) for each in swaps(words, i)]
+    every += [
+        Candidate(i, i, (new,), "insert") for i in range(len(words)) if may_insert(words, i) for new in ("a", ",")
+    ]
+    assert frozen or all(each.spares(words, kept) for each in every)
+    for each in every:
+        start, end, new = each.written(words)
+        held = [place for low, high in frozen for place in range(low, high)]
+        # an insertion parts what is frozen as one piece if both its neighbours are of it
+        parted = any(low < start < high for low, high in frozen) if start == end else False
+        assert each.spares(words, kept) == (not parted and not any(start <= place < end for place in held))
+        if each.spares(words, kept):
+            made = text[:start] + new + text[end:]
+            moved = len(made) - len(text)
+            for low, high in frozen:
+                shift = moved if low >= end else 0
+                assert made[low + shift : high + shift] == text[low:high]
+
+
+def test_a_word_is_not_taken_away_with_a_frozen_gap() -> None:
+    model, waited = scdd.load(device="cpu"), "I waited for the the, and then I left."
+    for text, freeze in ((waited, "I waited for the "), (waited, (16, 17)), ("The  the cat sat on the mat.", "The  ")):
+        [edit] = model.correct(text, mode="edit").edits
+        assert edit.kind == "repeat"
+        assert model.correct(text, mode="edit", freeze=[freeze]).edits == ()
+        assert model.correct(text, mode="edit", freeze=[(edit.start - 1, edit.start)]).edits == (edit,)
+
+
+def test_nothing_is_put_between_frozen_characters(lm: LM) -> None:
+    words = cut("the river runs", [(0, 4)])
+    inserted = Candidate(1, 1, ("quick",), "insert")
+    assert may_insert(words, 1)
+    assert not inserted.spares(words, Ranges([(0, 4)]))
+    for beside in ([(0, 3)], [(3, 4)], [(0, 3), (3, 4)], []):
+        assert inserted.spares(words, Ranges(beside))
+    assert not inserted.spares(words, Ranges([(0, 3), (2, 4)])), "pieces that overlap are one"
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 10**6))
+def test_where_frozen_ranges_are_now(seed: int) -> None:
+    rng = Random(seed)
+    draft = Draft("".join(rng.choices("abcdef", k=30)))
+    ranges = [(5 * k, 5 * k + 2) for k in range(1, 6)]
+    for k in rng.sample(range(6), rng.randrange(6)):  # edits between them
+        [low, high] = draft.now([(5 * k + 2, 5 * k + 3)])[0]
+        draft.put(low, high + rng.randrange(2), "XYZ"[: rng.randrange(4)], 1.0, "fill")
+    shown = [draft.original[low:high] for low, high in ranges]
+    assert [draft.text[low:high] for low, high in draft.now(ranges)] == shown
 
 
 def test_words_that_are_formed_by_rule() -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 import scdd
@@ -17,8 +21,9 @@ from scdd.bundle.folder import ASSETS
 from scdd.core import UserError
 from scdd.core.types import padded
 from scdd.data.tokenizer import TextTokenizer
+from scdd.lm.edits.words import cut
 from scdd.lm.model import LM
-from scdd.lm.rows import Row, continued, whole, with_gaps
+from scdd.lm.rows import Ranges, Row, continued, frozen_ranges, whole, with_gaps
 from scdd.lm.run import windows
 from scdd.models.dit import DiT
 from scdd.models.options import DiTConfig
@@ -32,6 +37,11 @@ from . import tiny
 
 TOKENIZER = tiny.tokenizer()
 VOCAB = TOKENIZER.vocab
+
+
+@cache
+def bundled() -> TextTokenizer:
+    return TextTokenizer.load("bundled")
 
 
 @pytest.fixture(scope="module")
@@ -223,6 +233,54 @@ def test_freeze_covers_pieces_and_ranges() -> None:
     for bad in (["ocean"], [(5, 4)], [(0, 99)]):
         with pytest.raises(UserError, match="freeze"):
             whole(TOKENIZER, text, bad)
+
+
+RANGES = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 6)), max_size=6)
+
+
+@given(RANGES, st.integers(0, 20), st.integers(0, 6))
+def test_ranges_are_met_where_one_of_them_is(chosen: list[tuple[int, int]], start: int, length: int) -> None:
+    ranges, end = [(low, low + size) for low, size in chosen], start + length
+    found = Ranges(ranges)
+    assert found.meet(start, end) == any(low < end and start < high for low, high in ranges)
+    assert all(high <= low for high, low in zip(found.highs, found.lows[1:], strict=False))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.text(
+        st.sampled_from("ab \n🙂👩\u200d👩\u0301é中\ufffd[MSK]") | st.characters(codec="utf-8"), min_size=1, max_size=30
+    ),
+    st.lists(st.tuples(st.integers(0, 29), st.integers(1, 5)), max_size=4),
+)
+def test_frozen_tokens_are_those_that_decoding_every_beginning_finds(text: str, chosen: list[tuple[int, int]]) -> None:
+    assume(text.strip())
+    ranges = [(low, min(low + size, len(text))) for low, size in chosen if low < len(text)]
+    for tokenizer in (TOKENIZER, bundled()):
+        tokens, start, frozen = tokenizer.encode(text), 0, []
+        for i in range(len(tokens)):
+            stop = len(tokenizer.decode(tokens[: i + 1], skip_special=False))
+            frozen.append(any(low < max(stop, start + 1) and start < high for low, high in ranges))
+            start = stop
+        assert whole(tokenizer, text, ranges) == Row(tuple(tokens), tuple(frozen))
+
+
+def test_what_a_freeze_names_twice_is_there_once() -> None:
+    text = "ab ab ab"
+    assert frozen_ranges(text, ["ab", "ab", "b", (1, 4)]) == [(0, 5), (6, 8)]
+    assert frozen_ranges(text, ["a", "b"]) == [(at + i, at + i + 1) for at in (0, 3, 6) for i in (0, 1)]
+    with pytest.raises(UserError, match="freeze names 'c'"):
+        frozen_ranges(text, ["a", "c", (9, 1)])
+
+
+def test_frozen_pieces_cost_what_the_text_is_long() -> None:
+    """Half a minute where each token decodes all before it and asks every range."""
+    text, start = ("a b 🙂 " * 3000).strip(), time.perf_counter()
+    row = whole(bundled(), text, ["a", "b"] * 32)
+    ranges = frozen_ranges(text, ["a", "b"] * 32)
+    assert (len(ranges), len([word for word in cut(text, ranges) if word.frozen])) == (6000, 6000)
+    assert row.frozen.count(True) == 6000
+    assert time.perf_counter() - start < 8
 
 
 def test_a_freeze_of_one_piece_is_that_piece_and_not_its_letters() -> None:

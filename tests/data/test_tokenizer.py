@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from scdd.core.errors import UserError
+from scdd.data.ends import BYTES
 from scdd.data.tokenizer import TextTokenizer
 from tests.data.conftest import article
 
@@ -43,6 +44,33 @@ def test_any_text_round_trips_without_special_ids(tokenizer: TextTokenizer, text
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text
     assert not {tokenizer.bos_id, tokenizer.eos_id, tokenizer.mask_id} & set(ids)
+
+
+BUNDLED = TextTokenizer.load("bundled")
+BROKEN = [i for i in range(BUNDLED.size) if "\ufffd" in BUNDLED.token(i)]  # parts of characters
+
+
+def test_the_bytes_of_tokens_are_the_librarys() -> None:
+    assert set(BYTES) == set(pre_tokenizers.ByteLevel.alphabet())
+    assert sorted(BYTES.values()) == list(range(256))
+
+
+@given(
+    st.lists(st.sampled_from(BROKEN) | st.integers(-2, BUNDLED.size + 2), max_size=12)
+    | st.text("🙂👩\u200d\u0301é中\ufffd a[MASK]").map(BUNDLED.encode)
+)
+def test_tokens_end_where_their_beginning_decodes_to(ids: list[int]) -> None:
+    assert BUNDLED.ends(ids) == [len(BUNDLED.decode(ids[: i + 1], skip_special=False)) for i in range(len(ids))]
+
+
+def test_tokens_of_other_decoders_end_where_their_beginning_decodes_to() -> None:
+    plain = Tokenizer(models.WordLevel({"the": 0, "river": 1, ".": 2, "[UNK]": 3}, unk_token="[UNK]"))
+    plain.pre_tokenizer = pre_tokenizers.Whitespace()
+    plain.decoder = decoders.WordPiece()
+    tokenizer = TextTokenizer.completed(plain.to_str())
+    ids = tokenizer.encode("the river.")
+    assert tokenizer.decode(ids) == "the river."
+    assert tokenizer.ends(ids) == [3, 9, 10]
 
 
 @given(text=st.one_of(tricky, st.text(alphabet="\n ab\u2028\x85")))

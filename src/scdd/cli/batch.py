@@ -1,22 +1,25 @@
 """Many texts at once: a file of JSON objects or of lines in, a file of answers out, a line for a line.
 
 What has been written stays: the same command again goes on behind the last whole line. The settings that the answers were
-made with lie beside them (`OUT.settings.json`), and other settings are refused rather than mixed in.
+made with lie beside them (`OUT.settings.json`), and other settings, or other texts, are refused rather than mixed in (`answers`).
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
+from math import isfinite
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from scdd.cli.answers import Entry, sink
 from scdd.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -30,6 +33,9 @@ if TYPE_CHECKING:
 CHUNK = 16
 """Texts handed over at a time; answers do not depend on it."""
 LONGEST = 16 << 20  # bytes of a line
+SHOWN = 30  # characters of what is refused
+LINE_END = re.compile(r"\r\n|[\r\n]")
+LAST_END = re.compile(r"(?:\r\n|[\r\n])\Z")
 
 Jsonl = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Many texts: one JSON object a line; - reads standard input.")
@@ -64,14 +70,6 @@ class BatchFlags:
         return source is not None
 
 
-class Entry(NamedTuple):
-    """A line of the source."""
-
-    number: int
-    text: str
-    given: dict[str, Any] | None  # the object that it came in
-
-
 def check_alone(text: str | None, file: Path | None, trace: Path | None = None) -> None:
     """Many texts and one are not asked for together."""
     if text is not None or file is not None:
@@ -98,21 +96,26 @@ def run_batch(verb: str, flags: BatchFlags, settings: dict[str, Any], ask: Ask, 
     if flags.lines is not None and plain is None:
         told["json"] = True
     failed, total, first = 0, 0, ""
-    with _entries(source, field) as entries, _sink(flags.out, told) as (write, done), _bar(source) as advance:
-        for entry in islice(entries, done):
-            advance(entry)
-        while chunk := list(islice(entries, CHUNK)):
+    bare = field is None and plain is not None
+    with (
+        _entries(source, field, verb) as entries,
+        sink(flags.out, told, _name(source), bare) as answered,
+        _bar(source) as advance,
+    ):
+        rest = answered.rest(entries)
+        while chunk := list(islice(rest, CHUNK)):
+            answered.begin(chunk)
             asked = [entry for entry in chunk if not _blank(entry, plain)]
             answers = iter(_answers(ask, [entry.text for entry in asked]) if asked else ())
             for entry in chunk:
                 result = next(answers) if not _blank(entry, plain) else None
                 if isinstance(result, UserError):
                     failed, first = failed + 1, first or f"line {entry.number}: {result}"
-                write(entry.text if result is None else _line(verb, entry, result, plain))
+                answered.write(entry.text if result is None else _line(verb, entry, result, plain))
                 advance(entry)
             total += len(chunk)
     if failed:
-        where = "they stand as they were" if field is None and plain is not None else 'see "error" in their lines'
+        where = "they stand as they were" if bare else 'see "error" in their lines'
         typer.secho(f"{failed} of {total} texts could not be answered ({where}), first {first}", err=True)
 
 
@@ -133,12 +136,16 @@ def _answers(ask: Ask, texts: list[str]) -> list[Answer | UserError]:
 
 def _line(verb: str, entry: Entry, result: Answer | UserError, plain: Plain | None) -> str:
     if entry.given is None and plain is not None:
-        said = entry.text if isinstance(result, UserError) else plain(result)
-        return " ".join(said.splitlines())
+        return entry.text if isinstance(result, UserError) else _one_line(plain(result))
     given = {"text": entry.text} if entry.given is None else entry.given
     from scdd.lm.results import Result
 
     if isinstance(result, UserError):
+        if "error" in given:
+            raise UserError(
+                f'Line {entry.number} has a key "error" of its own and cannot be answered ({str(result).rstrip(".")}), '
+                "which would be said there: rename the key."
+            )
         added: dict[str, Any] = {"error": str(result)}
     else:
         added = {verb: result.json() if isinstance(result, Result) else [each.json() for each in result]}
@@ -147,22 +154,31 @@ def _line(verb: str, entry: Entry, result: Answer | UserError, plain: Plain | No
     return json.dumps({**given, **added}) if halves else line
 
 
+def _one_line(text: str) -> str:
+    """An answer where a line's end would make two of it; other characters that end lines somewhere are the writer's."""
+    return LINE_END.sub(" ", LAST_END.sub("", text))
+
+
+def _name(source: Path) -> str:
+    return "standard input" if str(source) == "-" else str(source)
+
+
 @contextmanager
-def _entries(source: Path, field: str | None) -> Iterator[Iterator[Entry]]:
+def _entries(source: Path, field: str | None, verb: str) -> Iterator[Iterator[Entry]]:
     if str(source) == "-":
-        yield _read(sys.stdin.buffer, "standard input", field)
+        yield _read(sys.stdin.buffer, _name(source), field, verb)
         return
     try:
         file = source.open("rb")
     except OSError as error:
         raise UserError(f"{source} cannot be read ({error.strerror}): check the path.") from error
     with file:
-        yield _read(file, str(source), field)
+        yield _read(file, _name(source), field, verb)
 
 
-def _read(file: IO[bytes], name: str, field: str | None) -> Iterator[Entry]:
+def _read(file: IO[bytes], name: str, field: str | None, verb: str) -> Iterator[Entry]:
     number = 0
-    while raw := file.readline(LONGEST + 1):
+    while raw := _raw(file, name):
         number += 1
         place = f"{name}, line {number}"
         if len(raw) > LONGEST:
@@ -176,46 +192,34 @@ def _read(file: IO[bytes], name: str, field: str | None) -> Iterator[Entry]:
             continue
         if not line.strip():
             raise UserError(f"{place} is empty: remove it.")
-        yield Entry(number, *_parsed(line, place, field))
+        yield Entry(number, *_parsed(line, place, field, verb))
 
 
-def _parsed(line: str, place: str, field: str) -> tuple[str, dict[str, Any]]:
+def _raw(file: IO[bytes], name: str) -> bytes:
     try:
-        given = json.loads(line)
+        return file.readline(LONGEST + 1)
+    except OSError as error:
+        raise UserError(f"{name} cannot be read ({error.strerror}): check it.") from error
+
+
+def _parsed(line: str, place: str, field: str, verb: str) -> tuple[str, dict[str, Any]]:
+    def finite(number: str) -> float:
+        if not isfinite(value := float(number)):
+            shown = number if len(number) <= SHOWN else f"{number[:SHOWN]}…"
+            raise UserError(
+                f"{place} has the number {shown}, which JSON cannot give back: write it as a text, in quotes."
+            )
+        return value
+
+    try:
+        given = json.loads(line, parse_float=finite, parse_constant=finite)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{place} is no JSON: mend or remove it.") from error
     if not isinstance(given, dict) or not isinstance(given.get(field), str):
         raise UserError(f"{place} has no text {field!r}: name its key with --field.")
+    if verb in given:
+        raise UserError(f'{place} has a key "{verb}" of its own, where the answer would stand: rename it.')
     return given[field], given
-
-
-@contextmanager
-def _sink(out: Path | None, told: dict[str, Any]) -> Iterator[tuple[Callable[[str], None], int]]:
-    """What writes a line, and how many lines are there already."""
-    if out is None:
-        yield print, 0
-        return
-    beside = out.with_name(out.name + ".settings.json")
-    settings = json.dumps(told, indent=1, ensure_ascii=False, default=str) + "\n"
-    try:
-        if out.exists():
-            earlier = beside.read_text(encoding="utf-8", errors="replace") if beside.exists() else ""
-            if _verb(earlier) != told["verb"]:
-                raise UserError(f"--out {out} exists and is no result of this command: choose another.")
-            if earlier != settings:
-                raise UserError(f"--out {out} exists, and was made with other settings: choose another, or delete it.")
-        else:
-            beside.write_text(settings, encoding="utf-8")
-        with out.open("a+b") as file:
-            done = _whole_lines(file)
-
-            def write(line: str) -> None:
-                file.write(line.encode() + b"\n")
-                file.flush()
-
-            yield write, done
-    except OSError as error:
-        raise UserError(f"--out {out} cannot be written ({error.strerror}): make room, or choose another.") from error
 
 
 def _same(source: Path, out: Path) -> bool:
@@ -224,26 +228,6 @@ def _same(source: Path, out: Path) -> bool:
         return source.samefile(out)
     except OSError:  # one of them is not there
         return False
-
-
-def _verb(settings: str) -> str | None:
-    """The verb whose settings these are; None where they are no settings of ours."""
-    try:
-        told = json.loads(settings)
-    except (ValueError, RecursionError):
-        return None
-    return told.get("verb") if isinstance(told, dict) else None
-
-
-def _whole_lines(file: IO[bytes]) -> int:
-    """Lines that were written to their end; what is left of a cut one is dropped."""
-    file.seek(0)
-    count = end = 0
-    for line in file:
-        if line.endswith(b"\n"):
-            count, end = count + 1, end + len(line)
-    file.truncate(end)
-    return count
 
 
 @contextmanager
@@ -256,7 +240,10 @@ def _bar(source: Path) -> Iterator[Callable[[Entry], None]]:
     if not console.is_terminal:
         yield lambda entry: None
         return
-    total = None if str(source) == "-" else sum(1 for _ in source.open("rb"))
+    total = None
+    if source.is_file():  # what comes through a pipe can be read once
+        with source.open("rb") as file:
+            total = sum(1 for _ in file)
     columns = (TextColumn("texts"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("texts", total=total)

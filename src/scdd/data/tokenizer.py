@@ -145,6 +145,18 @@ class TextTokenizer:
         with _library(self._place):
             return str(self._tokenizer.decode(known, skip_special_tokens=skip_special))
 
+    def ends(self, ids: Sequence[int]) -> list[int]:
+        """len(decode(ids[: i + 1], skip_special=False)) for every i: where the tokens end, in characters.
+
+        Of byte-level tokens in one go; other decoders may look at the whole text, and are asked about every beginning.
+        """
+        if (self._document.get("decoder") or {}).get("type") != "ByteLevel":
+            return [len(self.decode(ids[: i + 1], skip_special=False)) for i in range(len(ids))]
+        from scdd.data.ends import byte_ends
+
+        known = ((self._tokenizer.id_to_token(i) or "") if 0 <= i < self.size else "" for i in map(int, ids))
+        return byte_ends(known)
+
     def token(self, i: int) -> str:
         """What one id reads as, special tokens by their names."""
         return self.decode([i], skip_special=False)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -132,23 +133,41 @@ def whole(tokenizer: TextTokenizer, text: str, freeze: Freeze = ()) -> Row:
         raise UserError("The text is empty: give at least a word.")
     tokens = tokenizer.encode(text)
     ranges = frozen_ranges(text, freeze)
-    frozen = [False] * len(tokens)
-    if ranges:
-        start = 0
-        for i in range(len(tokens)):
-            stop = len(tokenizer.decode(tokens[: i + 1], skip_special=False))
-            frozen[i] = any(low < max(stop, start + 1) and start < high for low, high in ranges)
-            start = stop
-    return Row(tuple(tokens), tuple(frozen))
+    if not ranges:
+        return Row(tuple(tokens), (False,) * len(tokens))
+    covered, ends = Ranges(ranges), tokenizer.ends(tokens)
+    spans = zip([0, *ends], ends, strict=False)
+    return Row(tuple(tokens), tuple(covered.meet(start, max(stop, start + 1)) for start, stop in spans))
+
+
+class Ranges:
+    """Character ranges in order, those that overlap as one; ranges side by side stay apart."""
+
+    def __init__(self, ranges: Iterable[tuple[int, int]]) -> None:
+        self.lows: list[int] = []
+        self.highs: list[int] = []
+        for low, high in sorted(ranges):
+            if self.highs and low < self.highs[-1]:
+                self.highs[-1] = max(high, self.highs[-1])
+            else:
+                self.lows.append(low)
+                self.highs.append(high)
+
+    def meet(self, start: int, end: int) -> bool:
+        """Whether one of them has a character of [start, end); of an empty span, whether it lies strictly inside one."""
+        i = bisect_right(self.highs, start)
+        return i < len(self.lows) and self.lows[i] < end
 
 
 def frozen_ranges(text: str, freeze: Freeze) -> list[tuple[int, int]]:
-    """The character ranges that `freeze` covers."""
+    """The character ranges that `freeze` covers, in order; what it names twice, or one inside another, is there once."""
     pieces = (freeze,) if isinstance(freeze, str) else freeze
-    return [each for item in pieces for each in _ranges(text, item)]
+    items = dict.fromkeys(item if isinstance(item, str) else tuple(item) for item in pieces)
+    found = Ranges(each for item in items for each in _ranges(text, item))
+    return list(zip(found.lows, found.highs, strict=True))
 
 
-def _ranges(text: str, item: str | tuple[int, int]) -> list[tuple[int, int]]:
+def _ranges(text: str, item: str | tuple[int, ...]) -> list[tuple[int, int]]:
     if isinstance(item, str):
         places = [match.span() for match in re.finditer(re.escape(item), text)] if item else []
         if not places:

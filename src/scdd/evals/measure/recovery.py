@@ -117,9 +117,7 @@ def _words(
 ) -> tuple[list[str], list[str]]:
     """What stands under each word before and after: the text of the tokens that reach into it."""
     before, after = ([tokenizer.token(i) for i in row] for row in (old, new))
-    # where each token ends in the decoded text, in characters
-    ends = [len(tokenizer.decode(old[: i + 1], skip_special=False)) for i in range(len(old))]
-    spans, place, first = [], 0, 0
+    ends, spans, place, first = tokenizer.ends(old), [], 0, 0
     for piece in words:
         stop = place + len(piece.typed)
         while first < len(ends) and ends[first] <= place:

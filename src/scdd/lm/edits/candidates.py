@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from scdd.lm.edits import grammar
 from scdd.lm.edits.lexicon import Lexicon
 from scdd.lm.edits.words import LEANS, Word, cased_like
+from scdd.lm.rows import Ranges
 
 SPELLINGS = 5  # of a word that nobody knows
 COMMON = 9.0  # log2 count of words that others may have been split into
@@ -41,6 +42,11 @@ class Candidate:
         if not self.new:
             return old[0].start - len(old[0].gap), old[-1].end, ""
         return old[0].start, old[-1].end, " ".join(self.new)
+
+    def spares(self, words: Sequence[Word], frozen: Ranges) -> bool:
+        """Whether it leaves the frozen characters alone, white space too; something may be put in beside them."""
+        start, end, _ = self.written(words)
+        return not frozen.meet(start, end)
 
     def pieces(self, words: Sequence[Word]) -> list[str]:
         """The new words as the model reads them."""

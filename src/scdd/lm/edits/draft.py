@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from scdd.lm.results import Edit
 
@@ -50,7 +52,9 @@ class Draft:
 
     def now(self, ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         """Ranges of the original that no edit touches, in the present text."""
-        shifts = [sum(p.growth for p in self._pieces if p.high <= low) for low, _ in ranges]
+        highs = [p.high for p in self._pieces]
+        growths = list(accumulate((p.growth for p in self._pieces), initial=0))
+        shifts = [growths[bisect_right(highs, low)] for low, _ in ranges]
         return [(low + shift, high + shift) for (low, high), shift in zip(ranges, shifts, strict=True)]
 
     @property

@@ -19,8 +19,10 @@ from scdd.lm.edits.reading import Reader
 from scdd.lm.edits.survey import STRIDE, doubts, survey
 from scdd.lm.edits.words import Word, cut
 from scdd.lm.results import Edit
+from scdd.lm.rows import Ranges
 from scdd.lm.run import Engine
 
+NOWHERE = Ranges(())
 CORE = 40  # words that are looked at together
 ROUNDS = 3
 DRAW_DOUBT = (
@@ -66,10 +68,11 @@ class Editor:
         while rounds < ROUNDS and again != []:
             rounds += 1
             # No edit of an edit: two steps could lead anywhere.
-            words = cut(draft.text, [*draft.now(frozen), *draft.changed])
+            kept = draft.now(frozen)
+            words, stays = cut(draft.text, [*kept, *draft.changed]), Ranges(kept)
             found = []
             for window, core in windows(reader, words, _near(words, again)):
-                found += self.judged(reader, window, core)
+                found += self.judged(reader, window, core, stays)
                 if told is not None and again is None:  # what is looked at again is little
                     told(window.start + core.stop, len(words))
             again = []
@@ -81,11 +84,11 @@ class Editor:
                 again.append((start, start + len(new)))
         return Edited(draft.text, draft.edits, rounds, reader.nfe)
 
-    def judged(self, reader: Reader, window: Window, core: range) -> list[Judged]:
+    def judged(self, reader: Reader, window: Window, core: range, frozen: Ranges = NOWHERE) -> list[Judged]:
         """Candidates for the words of `core` with their log-odds; numbered as in the whole text."""
         words = window.words
         doubt = doubts(reader, words)
-        candidates = survey(reader, words, core, self.lexicon, doubt)
+        candidates = [each for each in survey(reader, words, core, self.lexicon, doubt) if each.spares(words, frozen)]
         for i in core:
             there = [each for each in candidates if each.first == i < each.last]
             doubted = doubt[i] > DRAW_DOUBT and words[i].free and words[i].is_word and self.lexicon.knows(words[i].text)
@@ -130,7 +133,8 @@ def _near(words: Sequence[Word], places: Sequence[tuple[int, int]] | None) -> se
     """Words within AGAIN words of these characters; all of them for None."""
     if places is None:
         return set(range(len(words)))
-    hit = [i for i, word in enumerate(words) if any(word.start <= high and low <= word.end for low, high in places)]
+    touched = Ranges((low, high + 1) for low, high in places)
+    hit = [i for i, word in enumerate(words) if touched.meet(word.start, word.end + 1)]
     return {j for i in hit for j in range(max(0, i - AGAIN), min(len(words), i + AGAIN + 1))}
 
 

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from scdd.lm.rows import Ranges
+
 CHUNK = re.compile(r"\S+")
 PART = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*|['’](?:s|m|d|re|ve|ll|t)\b|[\d][\w.,]*|\W|_", re.IGNORECASE)
 PLAIN = re.compile(r"[\"'“”‘’(\[]*[^\W\d_]+(?:['’-][^\W\d_]+)*[\"'“”‘’)\].,;:!?…]*|[^\w\s@/\\]+", re.IGNORECASE)
@@ -55,6 +57,7 @@ class Word:
 def cut(text: str, frozen: Sequence[tuple[int, int]] = ()) -> list[Word]:
     """The words of a text in order; with their gaps they are the whole text but for white space at its end."""
     words: list[Word] = []
+    kept = Ranges(frozen)
     place, first = 0, True
     for chunk in CHUNK.finditer(text):
         plain = PLAIN.fullmatch(chunk[0]) is not None
@@ -63,7 +66,7 @@ def cut(text: str, frozen: Sequence[tuple[int, int]] = ()) -> list[Word]:
             gap = text[place:start]
             first = first or gap.count("\n") > 1
             word = Word(part[0], start, end, gap, first)
-            touched = any(low < end and start < high for low, high in frozen)
+            touched = kept.meet(start, end)
             if word.is_word and LEANS.fullmatch(word.text) and words:  # "ca n't" is one word, written apart
                 words[-1] = replace(words[-1], free=False)
             words.append(replace(word, free=plain and not touched and not _fixed(word), frozen=touched))
