@@ -110,6 +110,10 @@ def test_lines_in_lines_out(model: str, tmp_path: Path, capsys: pytest.CaptureFi
     rows = [json.loads(line) for line in out.splitlines()]
     assert [len(row.get("infill", ())) for row in rows] == [2, 0, 0, 2]
     assert 'see "error" in their lines' in err
+    given.write_text("Nothing\nat all\n")
+    code, out, err = run(capsys, *argv)
+    assert (code, out) == (2, "Nothing\nat all\n"), "none was answered: scripts are told"
+    assert "2 of 2 texts could not be answered" in err
     code, _, err = run(capsys, *argv, "--num", "2")
     assert (code, "add --json" in err) == (2, True), "a text would be lost"
 

@@ -519,3 +519,9 @@ def test_what_was_captured_of_weights_is_let_go_with_them(folder: Path) -> None:
     model.to("cpu", "bfloat16")
     assert model.engine.model.denoiser is not before
     assert type(model.engine.model.denoiser) is type(before)
+
+
+@pytest.mark.parametrize("wrong", [5, (1, 2, 3), (0, 1.5), ("a", 2), None, (True, 2)])
+def test_what_freezes_nothing_is_told(wrong: object) -> None:
+    with pytest.raises(UserError, match=r"freeze has .*give pieces of the text, or pairs"):
+        frozen_ranges("The river runs.", [wrong])  # type: ignore[list-item]

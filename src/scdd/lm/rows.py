@@ -162,12 +162,20 @@ class Ranges:
 def frozen_ranges(text: str, freeze: Freeze) -> list[tuple[int, int]]:
     """The character ranges that `freeze` covers, in order; what it names twice, or one inside another, is there once."""
     pieces = (freeze,) if isinstance(freeze, str) else freeze
-    items = dict.fromkeys(item if isinstance(item, str) else tuple(item) for item in pieces)
+    items = dict.fromkeys(item if isinstance(item, str) else _pair(item) for item in pieces)
     found = Ranges(each for item in items for each in _ranges(text, item))
     return list(zip(found.lows, found.highs, strict=True))
 
 
-def _ranges(text: str, item: str | tuple[int, ...]) -> list[tuple[int, int]]:
+def _pair(item: Any) -> tuple[int, int]:
+    if not isinstance(item, Sequence) or len(item) != 2 or any(type(end) is not int for end in item):
+        raise UserError(
+            f"freeze has {item!r}: give pieces of the text, or pairs (first character, behind the last).", "freeze"
+        )
+    return item[0], item[1]
+
+
+def _ranges(text: str, item: str | tuple[int, int]) -> list[tuple[int, int]]:
     if isinstance(item, str):
         places = [match.span() for match in re.finditer(re.escape(item), text)] if item else []
         if not places:

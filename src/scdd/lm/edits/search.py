@@ -70,6 +70,8 @@ class Editor:
             # No edit of an edit: two steps could lead anywhere.
             kept = draft.now(frozen)
             words, stays = cut(draft.text, [*kept, *draft.changed]), Ranges(kept)
+            if told is not None and again is None:
+                told(0, len(words))
             found = []
             for window, core in windows(reader, words, _near(words, again)):
                 found += self.judged(reader, window, core, stays)
