@@ -33,6 +33,9 @@ class Entry(NamedTuple):
 class Printed:
     """Answers that go to standard output, all of them anew."""
 
+    done = 0
+    """Lines that were there before."""
+
     def rest(self, entries: Iterator[Entry]) -> Iterator[Entry]:
         """The entries that have no answer yet."""
         return entries
@@ -135,6 +138,7 @@ class Kept:
 
     def __init__(self, out: Path, file: IO[bytes], source: str, texts: Same | Hashed) -> None:
         self._out, self._file, self._source, self._texts = out, file, source, texts
+        self.done = 0
 
     def rest(self, entries: Iterator[Entry]) -> Iterator[Entry]:
         """The entries that have no answer yet, once the others are found to be those that were answered."""
@@ -150,6 +154,7 @@ class Kept:
         ahead = [entry for _, entry in zip(range(self._texts.known - done), entries, strict=False)]
         if self._texts.known > done:
             self._texts.ahead(ahead)
+        self.done = done
         with _about(self._out):
             self._file.truncate(end)  # of a cut line what is left is dropped
         return chain(ahead, entries)
