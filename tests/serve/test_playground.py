@@ -9,12 +9,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlparse
+from urllib.parse import parse_qs, urlencode, urlparse
 
 import pytest
 
 from scdd.lm.model import LM
+from scdd.trace.page import page as recorded
 from tests.serve.client import Client
 from tests.serve.conftest import Serving
 
@@ -79,8 +81,8 @@ def page(browser: Any, site: Client) -> Iterator[Any]:
 
 
 def run(page: Any, steps: int | None = 8) -> None:
-    """Press the button, and wait until the walk has ended."""
-    if steps is not None:
+    """Press the button, and wait until the walk has ended; `steps`: where the method has any."""
+    if steps is not None and page.locator("#steps").is_visible():
         page.fill("#steps", str(steps))
     page.click("#run")  # which disables itself before the click returns
     sync.expect(page.locator("#halt")).to_be_disabled()
@@ -250,7 +252,7 @@ def test_correct_shows_steps_diff_and_doubts(page: Any, model: LM) -> None:
     assert page.locator("#changes tbody tr").count() == len(found.changes)
     page.get_by_text("Doubts", exact=True).click()
     assert text(page) == WRONG
-    colours = page.locator("#text .doubt").evaluate_all("all => all.map(e => e.style.backgroundColor)")
+    colours = page.locator("#text .doubt .word").evaluate_all("all => all.map(e => e.style.backgroundColor)")
     doubts = [float(re.search(r"/ ([\d.]+)\)", colour)[1]) for colour in colours]  # type: ignore[index]
     assert doubts == pytest.approx([0.75 * score.doubt for score in found.doubts], abs=1e-3)
     page.get_by_text("Steps", exact=True).last.click()
@@ -275,6 +277,8 @@ def test_correct_in_one_pass(page: Any, model: LM) -> None:
     page.click("#tab-correct")
     page.fill("#correct-text", TEXT)
     page.select_option("#mode", "pass")
+    sync.expect(page.locator("#steps")).to_be_hidden()  # which one pass has none of, as it draws nothing
+    sync.expect(page.locator("#seed")).to_be_hidden()
     run(page)
     found = model.correct(TEXT, mode="pass", strength=0.1)
     page.get_by_text("Steps", exact=True).last.click()
@@ -299,10 +303,110 @@ def test_correct_by_edits(page: Any, model: LM) -> None:
         "all => [...all.childNodes].filter(n => n.nodeName !== 'DEL').map(n => n.textContent).join('')"
     )
     assert kept == found.text
-    cells = page.locator("#changes tbody tr").first.locator("td").all_text_contents()
-    assert cells[:3] == [found.edits[0].before, found.edits[0].after, found.edits[0].kind]
-    page.get_by_text("Doubts", exact=True).click()
+    rows = [row.locator("td").all_text_contents() for row in page.locator("#changes tbody tr").all()]
+    assert [row[:3] for row in rows] == [[edit.before, edit.after, edit.kind] for edit in found.edits]
+    grounds = [
+        page.locator(f"#text {tag} .word").evaluate_all("all => all.map(e => getComputedStyle(e).backgroundColor)")
+        for tag in ("del", "ins")
+    ]
+    assert len({*grounds[0], *grounds[1]}) == 2
+    assert "rgba(0, 0, 0, 0)" not in (*grounds[0], *grounds[1])  # a colour for what goes, and one for what comes
+    sync.expect(page.locator("#status")).to_have_text(
+        re.compile(f"^{len(found.edits)} edits? in {found.nfe} network evaluations?$")
+    )
+    for nothing in ("#bar", "#plot-card", "#legend", "#steps"):  # there are no steps to play, to plot or to ask for
+        sync.expect(page.locator(nothing)).to_be_hidden()
+    page.get_by_role("radio", name="Text").check(force=True)
+    assert page.locator("#text").text_content() == found.text
+    page.locator("#text").focus()
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press(" ")
+    assert page.locator("#text").text_content() == found.text
+    page.keyboard.press("ArrowDown")
+    sync.expect(page.get_by_role("radio", name="Doubts")).to_be_checked()
+    sync.expect(page.locator("#detail")).to_contain_text("doubt")
     assert page.locator("#text .doubt").count() == len(found.doubts)
+    page.select_option("#mode", "reverse")  # and steps are there again
+    run(page)
+    sync.expect(page.locator("#status")).to_have_text(re.compile("Step 8 of 8"))
+    for again in ("#bar", "#plot-card"):
+        sync.expect(page.locator(again)).to_be_visible()
+    sync.expect(page.get_by_role("radio", name="Steps")).to_be_attached()
+
+
+def test_odds_beyond_a_million_are_not_made_up(page: Any) -> None:
+    told = page.evaluate(
+        "async all => { const { odds } = await import('/static/way.js'); return all.map(odds); }",
+        [0.7, 2.5, 13.8, 13.816, 40.0, 1000.0, -2.5, -40.0],
+    )
+    beyond = "> 1,000,000"
+    assert told == ["2 : 1", "12 : 1", "984,609 : 1", *[f"{beyond} : 1"] * 3, "1 : 12", f"1 : {beyond}"]
+
+
+def test_a_repair_begins_with_the_steps_of_repairs(page: Any, model: LM) -> None:
+    """As the API and the command line have it; what a task was given is there when one comes back to it."""
+    drawn, repaired = str(model.sampling.steps), str(model.repair.steps)
+    assert drawn != repaired
+    sync.expect(page.locator("#steps")).to_have_value(drawn)
+    page.click("#tab-correct")
+    page.select_option("#mode", "reverse")
+    sync.expect(page.locator("#steps")).to_have_value(repaired)
+    page.fill("#steps", "7")
+    page.click("#tab-infill")
+    sync.expect(page.locator("#steps")).to_have_value(drawn)
+    page.click("#tab-correct")
+    sync.expect(page.locator("#steps")).to_have_value("7")
+
+
+def test_what_is_seen_is_told_at_once_and_what_is_heard_now_and_then(browser: Any, site: Client) -> None:
+    """Every step has its line on the page while a text is written; a screen reader is told of every eighth."""
+    page = opened(browser, site.url)
+    page.evaluate(
+        """() => {
+            window.seen = {};
+            for (const id of ["status", "heard"]) {
+                const e = document.getElementById(id), lines = window.seen[id] = [];
+                new MutationObserver(() => lines.push(+/Step (\\d+)/.exec(e.textContent)[1])).observe(e, { childList: true });
+            }
+        }"""
+    )
+    page.fill("#length", "30")
+    late = page.evaluate_handle(
+        """() => {  // after each change of the text: whether its line is of it
+            const wrong = [];
+            new MutationObserver(() => {
+                const masks = document.querySelectorAll("#text .tok.mask").length;
+                const said = /(\\d+) masks? left/.exec(document.getElementById("status").textContent)?.[1];
+                if (masks !== +said) wrong.push([masks, said]);
+            }).observe(document.getElementById("text"), { childList: true, subtree: true, attributes: true });
+            return wrong;
+        }"""
+    )
+    run(page, 30)
+    assert late.json_value() == []
+    seen = page.evaluate("window.seen")
+    assert {0, 30} <= set(seen["heard"]) <= {0, 8, 16, 24, 30}
+    sync.expect(page.locator("#status")).to_have_text(re.compile("Step 30 of 30"))
+    sync.expect(page.locator("#heard")).to_have_text(re.compile("Step 30 of 30"))
+    sync.expect(page.locator("#heard")).to_have_attribute("aria-live", "polite")
+    assert page.locator("#status").get_attribute("role") is None
+    page.context.close()
+
+
+def test_a_mark_leaves_the_space_in_front_of_its_word_out(page: Any, model: LM) -> None:
+    """It would hang at a line's end; what is copied is the text all the same."""
+    page.fill("#length", "40")
+    page.fill("#seed", "5")
+    run(page)
+    words = page.locator("#text .tok .word").all_text_contents()
+    assert len(words) == page.locator("#text .tok").count()
+    assert any(token != token.lstrip() for token in page.locator("#text .tok").all_text_contents())
+    assert [word for word in words if word.strip() and word != word.lstrip()] == []
+    plain = page.locator("#text .tok").first.evaluate("e => getComputedStyle(e).backgroundColor")
+    assert plain == "rgba(0, 0, 0, 0)"
+    page.evaluate("getSelection().selectAllChildren(document.getElementById('text'))")
+    expected = model.generate(length=40, seed=5, steps=8, stop=False)[0]
+    assert page.evaluate("getSelection().toString()").split() == visible(model, expected.tokens).split()
 
 
 def test_several_texts(page: Any, model: LM) -> None:
@@ -363,6 +467,27 @@ def test_filters_reach_the_sampler(page: Any, model: LM, field: str, value: str,
     assert expected.tokens != plain.tokens
 
 
+def test_so_do_those_of_a_recorded_page(browser: Any, model: LM, tmp_path: Path) -> None:
+    """The page of `scdd trace` and of `scdd demo`, which is played without a server."""
+    sample = model.generate(length=30, seed=1, steps=8, record=True)[0]
+    file = tmp_path / "page.html"
+    file.write_text(recorded([sample], model.tokenizer, "one"), encoding="utf-8")
+    page = browser.new_page(reduced_motion="reduce")  # it does not play by itself
+    complaints: list[str] = []
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto(file.as_uri())
+    for _ in range(8):
+        page.click("#next")
+    tokens, words = (page.locator(f"#text {name}").all_text_contents() for name in (".tok", ".tok .word"))
+    assert sample.trajectory is not None
+    assert "".join(tokens) == visible(model, tuple(sample.trajectory.tokens[-1].tolist()))
+    assert len(words) == len(tokens)
+    assert any(token != token.lstrip() for token in tokens)
+    assert [word for word in words if word.strip() and word != word.lstrip()] == []
+    assert complaints == []
+    page.close()
+
+
 def test_a_link_restores_everything(page: Any, browser: Any, site: Client) -> None:
     page.fill("#prompt", "The fox & co")
     page.fill("#seed", "77")
@@ -370,8 +495,6 @@ def test_a_link_restores_everything(page: Any, browser: Any, site: Client) -> No
     page.select_option("#grid", "cosine")
     page.select_option("#schedule", "scdd")
     page.fill("#schedule-schedule-p_u", "0.4")
-    page.click("#tab-infill")
-    page.locator("#words button").nth(1).click()
     page.click("#share")
     sync.expect(page.locator("#note")).to_contain_text("clipboard")
     link = page.evaluate("navigator.clipboard.readText()")
@@ -379,17 +502,65 @@ def test_a_link_restores_everything(page: Any, browser: Any, site: Client) -> No
     assert parse_qs(urlparse(link).fragment)["seed"] == ["77"]
     other = opened(browser, site.url)
     other.goto(link)
-    sync.expect(other.locator("#tab-infill")).to_have_attribute("aria-selected", "true")
+    sync.expect(other.locator("#tab-generate")).to_have_attribute("aria-selected", "true")
     found = {name: other.locator(f"#{name}").input_value() for name in ("prompt", "seed", "steps", "grid")}
     assert found == {"prompt": "The fox & co", "seed": "77", "steps": "9", "grid": "cosine"}
     assert other.locator("#schedule-schedule-p_u").input_value() == "0.4"
-    assert other.locator("#words button").nth(1).get_attribute("aria-pressed") == "true"
     other.context.close()
+
+
+def test_a_link_holds_what_its_own_task_sends(page: Any, browser: Any, site: Client) -> None:
+    """Nobody shares a letter that was corrected a while ago with a link to a text that is generated."""
+    page.click("#tab-correct")
+    page.fill("#correct-text", "a private letter")
+    page.click("#tab-generate")
+    page.fill("#prompt", "a private beginning")
+    page.fill("#suffix", "a private end")
+    page.select_option("#grid", "cosine")
+    page.click("#tab-infill")
+    page.fill("#infill-text", "Holes in this")
+    page.locator("#words button").nth(1).click()
+
+    def link() -> dict[str, list[str]]:
+        page.click("#share")
+        sync.expect(page.locator("#note")).to_contain_text("clipboard")
+        return parse_qs(urlparse(page.evaluate("navigator.clipboard.readText()")).fragment)
+
+    found = link()
+    assert (found["task"], found["infill-text"]) == (["infill"], ["Holes in this"])
+    assert set(found) == {"task", "infill-text", "masked", "sampling"}
+    other = opened(browser, page.url, server=site.url)
+    assert other.locator("#infill-text").input_value() == "Holes in this"
+    assert other.locator("#words button").nth(1).get_attribute("aria-pressed") == "true"
+    assert other.locator("#grid").input_value() == "cosine"
+    other.context.close()
+    page.click("#tab-correct")
+    page.select_option("#mode", "pass")
+    assert set(link()) <= {"task", "correct-text", "mode", "strength"}
+    page.click("#tab-generate")
+    assert set(link()) == {"task", "prompt", "suffix", "sampling"}
+    assert page.locator("#correct-text").input_value() == "a private letter"  # it is only not in the link
+
+
+def test_links_of_before_open(browser: Any, site: Client) -> None:
+    """They held every field, whatever the task."""
+    fields = {"prompt": "The fox", "infill-text": "One two three", "correct-text": "Teh fox", "mode": "reverse"}
+    link = "task=correct&masked=2&steps=9&seed=4&strength=0.3&" + urlencode(fields)
+    page = opened(browser, f"{site.url}/#{link}", server=site.url)
+    sync.expect(page.locator("#tab-correct")).to_have_attribute("aria-selected", "true")
+    fields |= {"steps": "9", "seed": "4", "strength": "0.3"}
+    assert {name: page.locator(f"#{name}").input_value() for name in fields} == fields
+    page.click("#tab-infill")
+    assert page.locator("#words [aria-pressed=true]").all_text_contents() == ["two"]
+    assert page.complaints == []
+    page.context.close()
 
 
 @pytest.mark.parametrize("task", ["generate", "infill", "correct"])
 def test_copied_code_runs(page: Any, model: LM, task: str) -> None:
     page.click(f"#tab-{task}")
+    if task == "correct":
+        page.select_option("#mode", "reverse")
     page.fill("#steps", "4")
     page.fill("#seed", "6")
     if task == "infill":
@@ -399,7 +570,7 @@ def test_copied_code_runs(page: Any, model: LM, task: str) -> None:
     expected: Any = {
         "generate": lambda: model.generate(steps=4, seed=6)[0],
         "infill": lambda: model.infill("It's the [MASK:2] dog", steps=4, seed=6)[0],
-        "correct": lambda: model.correct(TEXT, steps=4, seed=6),
+        "correct": lambda: model.correct(TEXT, mode="reverse", steps=4, seed=6),
     }[task]()
     page.click("#copy-python")
     sync.expect(page.locator("#note")).to_have_text("The program is in the clipboard.")
@@ -548,6 +719,7 @@ def test_a_phone_needs_no_sideways_scrolling(browser: Any, site: Client) -> None
                 .filter(e => e.getBoundingClientRect().height < 43.9).map(e => e.outerHTML)"""
         )
         assert small == []  # for fingers
+    page.get_by_text("Doubts", exact=True).click()  # a diff of edits has no tokens
     page.locator("#text .tok").first.tap()
     sync.expect(page.locator("#detail")).not_to_be_empty()
     page.context.close()
@@ -560,9 +732,10 @@ def test_a_change_stays_on_one_line(browser: Any, bundled_client: Client) -> Non
         page.click("#tab-correct")
         page.fill("#seed", "0")
         run(page, 4)
-        lines = page.locator("#text :is(del, ins)").evaluate_all("all => all.map(e => e.getClientRects().length)")
+        lines = page.locator("#text :is(del, ins) .word").evaluate_all("all => all.map(e => e.getClientRects().length)")
         assert len(lines) > 4
         assert set(lines) == {1}, width
+        assert page.evaluate("document.documentElement.scrollWidth") <= width  # the table of odds scrolls in its card
         page.context.close()
 
 
@@ -582,6 +755,12 @@ def test_the_api_page(browser: Any, site: Client) -> None:
     page.goto(f"{site.url}/docs")
     sync.expect(page.locator("article h3").first).to_be_visible()
     assert "POST/v1/completions" in page.locator("article h3").all_text_contents()
+    for verb, one, part in (
+        ("infill", "SamplesReply", "Drawn"), ("correct", "CorrectReply", "Edit"), ("score", "ScoreReply", "TokenScore"),
+    ):  # fmt: skip
+        card = page.locator("article").filter(has=page.get_by_role("heading", name=f"POST/v1/{verb}", exact=True))
+        names = card.locator("summary").all_text_contents()
+        assert {one, f"ListReply of {one}", part} <= set(names), names
     page.close()
 
 
@@ -599,9 +778,11 @@ def test_the_playground_repairs_its_example(browser: Any, bundled_client: Client
     assert page.locator("#text del").all_text_contents() == [" the", " blue"]
     assert page.locator("#text ins").all_text_contents() == [" of", " of"]
     page.get_by_text("Doubts", exact=True).click()
-    colours = page.locator("#text .doubt").evaluate_all("all => all.map(e => [e.textContent, e.style.backgroundColor])")
+    colours = page.locator("#text .doubt .word").evaluate_all(
+        "all => all.map(e => [e.textContent, e.style.backgroundColor])"
+    )
     strong = [word for word, colour in colours if float(colour.partition("/ ")[2].rstrip(")")) > 0.5]
-    assert strong == [" the", " blue"]
+    assert strong == ["the", "blue"]
     page.fill("#correct-text", EXAMPLE.replace("population the", "population of").replace("blue", "of"))
     run(page, 8)
     sync.expect(page.locator("#unchanged")).to_be_visible()

@@ -61,7 +61,7 @@ def test_a_list_is_answered_as_its_texts_alone(client: Client, verb: str) -> Non
     answer = client.post(f"/v1/{verb}", {"text": texts, **more})
     assert answer.json == {"model": "tiny", "results": alone}
     for wrong, said in (
-        ([], "at least 1"),
+        ([], "text is empty: give at least one."),
         ("", "text is empty: give at least a word."),
         (["a", ""], "text[1] is empty: give at least a word."),
         (["a"] * 9, "is a list of 9"),
@@ -166,8 +166,8 @@ def test_limits_below_the_defaults_lower_them(serving: Serving, lm: LM) -> None:
         ("score", {}, "text"),
         ("generate", {"sampler": "remdm"}, None),
         ("generate", {"sampler": "remdmm"}, "sampler"),
-        ("generate", {"tolerance": 0.5, "process": "mdlm", "sampler": "p2"}, "schedule"),
-        ("generate", {"process": {"kind": "scdd", "noise": "/etc/passwd"}}, "noise"),
+        ("generate", {"tolerance": 0.5, "process": "mdlm", "sampler": "p2"}, "process"),
+        ("generate", {"process": {"kind": "scdd", "noise": "/etc/passwd"}}, "process.noise"),
         ("generate", {"convention": "theirs"}, "convention"),
         ("generate", {"sampler": {"kind": "gidd-correct", "corrections": 10**12}}, "sampler.corrections"),
         ("generate", {"sampler": {"kind": "informed", "corrections": 10**30}}, "sampler.corrections"),

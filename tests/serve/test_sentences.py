@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any
 
 import pytest
@@ -38,6 +40,18 @@ def test_a_body_that_cannot_be_read(client: Client, body: bytes) -> None:
         ("generate", {"sampler": {"kind": "nothing"}}, "sampler.kind is missing or wrong: choose one of 'ancestral'"),
         ("denoise", {}, "task is missing or wrong: choose one of"),
         ("denoise", {"task": "infill"}, "text is missing."),
+        (
+            "denoise",
+            {"task": "correct", "text": "a", "mode": "edit"},
+            "mode: a stream shows the steps of reverse, and edit",
+        ),
+        ("infill", {"text": 5}, "text: it should be a text, or a list of texts."),
+        ("score", {"text": {"a": "b"}}, "text: it should be a text, or a list of texts."),
+        ("correct", {"text": []}, "text is empty"),
+        ("correct", {"text": ["a", 5]}, "text[1]: it should be a valid string."),
+        ("generate", {"process": "mdlm"}, """process: mdlm does not fit the model's own schedule, Peaked("""),
+        ("generate", {"process": "nothing"}, "process: there is no 'nothing'; choose one of scdd, gidd, mdlm."),
+        ("generate", {"process": {"kind": "ar"}}, "process.kind: ar has no reverse process"),
     ],
 )
 def test_no_word_of_the_frameworks(client: Client, path: str, body: Any, said: str) -> None:
@@ -45,6 +59,15 @@ def test_no_word_of_the_frameworks(client: Client, path: str, body: Any, said: s
     assert answer.status == 400
     assert said in answer.error["message"]
     assert "Input" not in answer.error["message"]
+
+
+def test_the_cure_for_a_schedule_that_does_not_fit_works(client: Client) -> None:
+    """A request cannot change the model's schedule, but it can bring one."""
+    said = client.post("/v1/generate", {"process": "mdlm"}).error
+    cure = re.search(r"send (\{.*\}),", said["message"])
+    assert said["param"] == "process"
+    assert cure
+    assert client.post("/v1/generate", {"process": json.loads(cure[1]), "length": 8, "steps": 2}).status == 200
 
 
 def test_what_changes_nothing_is_taken(client: Client) -> None:

@@ -140,7 +140,10 @@ def explain(errors: Sequence[Any], body: Any = None) -> tuple[str, str | None]:
     found = [error for error in errors if _field(error) == field]
     given = body.get(field) if isinstance(body, dict) and field else None
     other = "list_type" if isinstance(given, str) else "string_type"  # of what it was not meant to be
-    best = next((error for error in reversed(found) if error["type"] != other), first)
+    kinds = {error["type"] for error in found if len(_place(error)) <= 2}
+    if field and kinds >= {"string_type", "list_type"} and not isinstance(given, str | list):
+        return f"{field}: it should be a text, or a list of texts.", field
+    best = next((error for error in reversed(found) if error["type"] != other or len(_place(error)) > 2), first)
     place = _place(best)
     last = place[-1] if place else ""
     inside = len(place) > 1 and last.isidentifier() and last not in ("str", "int", "float", "bool")
@@ -151,6 +154,8 @@ def explain(errors: Sequence[Any], body: Any = None) -> tuple[str, str | None]:
     match best["type"]:
         case "string_too_short" | "too_short" if best.get("input") == "":
             return f"{param} is empty: give at least a word.", param
+        case "too_short" if best.get("input") == []:
+            return f"{param} is empty: give at least one.", param
         case "missing":
             return f"{param} is missing.", param
         case "extra_forbidden":

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Annotated, Any, Literal, get_type_hints
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, TypeAdapter, create_model
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict, TypeAdapter, create_model
 
 from scdd.core.options import Options, number_type
 from scdd.lm.options import RepairOptions, ScoreOptions
@@ -176,11 +176,18 @@ class InfillTask(Infill):
     task: Literal["infill"]
 
 
+def _walks(mode: object) -> object:
+    """Edits and a single pass have no steps to watch."""
+    if mode in ("edit", "pass"):
+        raise ValueError(f"a stream shows the steps of reverse, and {mode} has none: leave it out, or POST /v1/correct")
+    return mode
+
+
 class CorrectTask(Correct):
-    """Watch a text being repaired; mode reverse only."""
+    """Watch a text being repaired: in mode reverse, whatever the model's own is, since the others have no steps."""
 
     task: Literal["correct"]
-    mode: Literal["reverse"] = "reverse"
+    mode: Annotated[Literal["reverse"], BeforeValidator(_walks)] = "reverse"
 
 
 Task = Annotated[GenerateTask | InfillTask | CorrectTask, Field(discriminator="task")]

@@ -15,7 +15,7 @@ from typing import Any, cast
 from fastapi import Request
 
 from scdd.core.denoiser import Denoiser
-from scdd.core.errors import UserError
+from scdd.core.errors import UserError, at
 from scdd.core.options import altered
 from scdd.lm.model import LM
 from scdd.lm.options import RepairOptions, ScoreOptions
@@ -103,7 +103,7 @@ class Service:
             return self.lm
         if self.lm.engine.autoregressive:
             raise UserError("process: this model is autoregressive and has none; leave it out.")
-        with self._viewing:  # one view for all who ask: only then do their texts walk together
+        with self._viewing, at("process"):  # one view for all who ask: only then do their texts walk together
             return self._views(process)
 
     def engine(self, process: Any) -> Engine:
@@ -114,12 +114,20 @@ class Service:
         lm = self.lm
         assert isinstance(lm.process, Process)
         if isinstance(process, AutoregressiveOptions):
-            raise UserError("process.kind: ar has no reverse process; choose scdd, gidd or mdlm.")
+            raise UserError("ar has no reverse process; choose scdd, gidd or mdlm.", "kind")
         view = copy(lm)
         if isinstance(process, str):
             if process not in PROCESSES:
-                raise UserError(f"process: there is no {process!r}; choose one of {', '.join(PROCESSES)}.")
-            view.process = process_of_kind(process, lm.tokenizer.vocab, lm.process.schedule, lm.process.noise)
+                raise UserError(f"there is no {process!r}; choose one of {', '.join(PROCESSES)}.")
+            try:
+                view.process = process_of_kind(process, lm.tokenizer.vocab, lm.process.schedule, lm.process.noise)
+            except UserError as error:
+                if error.option != "schedule":
+                    raise
+                raise UserError(  # a request has no field for the model's own schedule
+                    f"{process} does not fit the model's own schedule, {lm.process.schedule!r}: send "
+                    f'{{"kind": "{process}"}}, which brings one that does.'
+                ) from error
         else:
             own, asked = lm.process.noise, getattr(process, "noise", "uniform")
             if asked != "uniform" and (own is None or own.name != asked):  # no file is read for a request

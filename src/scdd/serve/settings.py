@@ -26,7 +26,7 @@ def settings_of(service: Service) -> SettingsReply:
         length=service.usual_length,
         limits={name: getattr(service.limits, name) for name in ("length", "steps", "texts", "seconds", "body")},
         sampling={**asdict(lm.sampling), "steps": service.steps(None)},
-        repair=asdict(lm.repair),
+        repair={**asdict(lm.repair), "steps": min(lm.repair.steps, service.limits.steps)},
         refusals={name: why for name, why in refusals.items() if why is not None},
         recipe_schema={"$defs": whole["$defs"], **{k: whole["properties"][k] for k in ("sampling", "process")}},
     )

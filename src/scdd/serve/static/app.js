@@ -9,14 +9,24 @@ import { Words } from "./words.js";
 
 const NAMES = { generate: "Generate", infill: "Fill in", correct: "Correct" }, TASKS = Object.keys(NAMES);
 const TEXTS = { generate: "prompt", infill: "infill-text", correct: "correct-text" };
-const FIELDS = [...Object.values(TEXTS), "suffix", "length", "num", "strength", "mode", "steps", "seed"];
+const OWN = { generate: ["prompt", "suffix", "length", "num"], infill: ["infill-text"], correct: ["correct-text", "strength", "mode"] };
+const FIELDS = [...Object.values(OWN).flat(), "steps", "seed"];
+const steps = { usual: {}, chosen: {} };  // of drawing and of repairs: one field, and two numbers
 const tabs = [...document.querySelectorAll("[role=tab]")], phone = matchMedia("(max-width: 860px)");
 const player = new Player(), words = new Words(remember);
 let task = "generate", facts = null, pickers = null, running = null, drawn = null, quiet = true;
 
 // -- the controls ---------------------------------------------------------------------------------------------------
+const kind = () => task === "correct" ? "repair" : "sampling";
+const mode = () => task === "correct" ? $("mode").value || "reverse" : "";
+const unsent = () => ({ edit: ["steps"], pass: ["steps", "seed"] })[mode()] || [];  // what this method does not look at
+const sent = () => [...OWN[task], ...["steps", "seed"].filter(id => !unsent().includes(id))];
+const usual = id => id === "steps" ? steps.usual[kind()] : $(id).dataset.usual;
+
 function choose(name, focus) {
+  steps.chosen[kind()] = $("steps").value;
   task = TASKS.includes(name) ? name : "generate";
+  $("steps").value = steps.chosen[kind()] || usual("steps") || "";
   for (const tab of tabs) {
     const mine = tab.dataset.task === task;
     tab.setAttribute("aria-selected", mine);
@@ -27,8 +37,10 @@ function choose(name, focus) {
   $("panel").setAttribute("aria-labelledby", `tab-${task}`);
   $("run").textContent = NAMES[task];
   $("sampling").hidden = task === "correct";
+  fit();
   remember();
 }
+function fit() { for (const id of ["steps", "seed"]) $(`${id}-field`).hidden = unsent().includes(id); }
 function example() {  // the next one of this task
   const all = EXAMPLES[task], field = $(TEXTS[task]);
   const next = all[(all.findIndex(({ text }) => text === field.value) + 1) % all.length];
@@ -47,11 +59,9 @@ async function request() {  // [path, body]; JSON leaves out what is undefined
   }
   if (task === "infill") body.text = await words.holes();
   if (task === "correct") {
-    const mode = $("mode").value;
-    Object.assign(body, { text: $("correct-text").value, strength: number("strength"), mode });
-    if (mode === "pass") body.seed = undefined;
-    if (mode !== "reverse") body.steps = undefined;
+    Object.assign(body, { text: $("correct-text").value, strength: number("strength"), mode: mode() });
   }
+  for (const id of unsent()) body[id] = undefined;
   return [`/v1/${task}`, JSON.parse(JSON.stringify(body))];
 }
 async function again() {  // the request that gave what is shown, as far as the controls still say it
@@ -71,7 +81,12 @@ async function walk() {
   if (!facts) await ready();
   const [path, body] = await request();
   if (phone.matches) $("output").scrollIntoView({ block: "start" });
-  if (body.mode && body.mode !== "reverse") { player.fixed(await call(path, body, running.signal)); return; }
+  if (body.mode && body.mode !== "reverse") {
+    const found = await call(path, body, running.signal);
+    player.fixed(found);
+    if (body.mode === "edit") { drawn = found.seed; say(`Seed ${drawn}`); }
+    return;
+  }
   for await (const [kind, data] of stream("/v1/denoise", { task, ...body }, running.signal)) {
     if (kind === "start") { player.begin(data); drawn = data.seed; say(`Seed ${data.seed}`); }
     if (kind === "frame") player.frame(data);
@@ -96,21 +111,25 @@ async function run() {
 function usualMask() {  // the example's own holes need not be said
   return words.find(EXAMPLES.infill.find(({ text }) => text === $("infill-text").value)?.masked || []);
 }
-function remember() {
+function remember() {  // what this task sends, and nothing that was written for another one
   if (quiet) return;
-  const state = new URLSearchParams({ task, ...pickers.state });
-  for (const id of FIELDS) if ($(id).value !== $(id).dataset.usual) state.set(id, $(id).value);
-  if (words.state !== usualMask()) state.set("masked", words.state);
+  const { process, sampling } = pickers.state, state = new URLSearchParams({ task });
+  if (process) state.set("process", process);
+  if (sampling && task !== "correct") state.set("sampling", sampling);
+  for (const id of sent()) if ($(id).value !== usual(id)) state.set(id, $(id).value);
+  if (task === "infill" && words.state !== usualMask()) state.set("masked", words.state);
   history.replaceState(null, "", `#${state}`);
 }
 function restore() {
   const state = new URLSearchParams(location.hash.slice(1));
   quiet = true;
-  for (const id of FIELDS) $(id).value = state.get(id) ?? ($(id).dataset.usual ??= $(id).value);
-  words.state = state.get("masked") ?? usualMask();
+  choose(state.get("task"));
+  // a link says nothing about other tasks, unless it is of a time when all were in it
+  for (const id of FIELDS) if (state.has(id) || sent().includes(id)) $(id).value = state.get(id) ?? usual(id);
+  if (state.has("masked") || state.has("infill-text") || task === "infill" || !words.state) words.state = state.get("masked") ?? usualMask();
   pickers.restore(state);
   $("strength-value").textContent = $("strength").value;
-  choose(state.get("task"));
+  fit();
   quiet = false;
   $("offer").hidden = ![...state].length;  // nothing runs before somebody says so: a link may come from anywhere
 }
@@ -129,7 +148,7 @@ async function copyCode(write, done) {
   try { await copy(write(...await again(), store.get("token") !== null), done); } catch (error) { fail(error); }
 }
 function share() {  // a link shows others the same text, so it needs the seed
-  if (!$("seed").value && drawn !== null) $("seed").value = drawn;
+  if (!$("seed").value && drawn !== null && sent().includes("seed")) $("seed").value = drawn;
   remember();
   copy(location.href, "The link is in the clipboard.");
 }
@@ -145,11 +164,12 @@ async function ready() {
   $("steps").max = limits.steps;
   $("num").max = limits.texts;
   $("length").value ||= length;
-  $("steps").value ||= sampling.steps;
+  Object.assign(steps.usual, { sampling: String(sampling.steps), repair: String(repair.steps) });
   $("mode").value ||= repair.mode;
   if ($("strength").value === $("strength").defaultValue) $("strength").value = repair.strength;
   $("infill-text").value ||= EXAMPLES.infill[0].text;
   $("correct-text").value ||= EXAMPLES.correct[0].text;
+  for (const id of FIELDS) $(id).dataset.usual = $(id).value;
   pickers = new Pickers(facts, remember);
   restore();
 }
@@ -180,6 +200,7 @@ function listen() {
     $("token-box").hidden = $("error").hidden = true;
     if (!facts) ready().catch(fail);
   };
+  $("mode").addEventListener("change", fit);
   for (const id of FIELDS) $(id).addEventListener("change", remember);
   $("share").onclick = share;
   $("copy-curl").onclick = () => copyCode(asCurl, "The command is in the clipboard.");

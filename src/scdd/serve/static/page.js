@@ -7,6 +7,11 @@ export function el(tag, props = {}, ...children) {
   return made;
 }
 
+export function worded(text) {  // a token's mark is on its word alone: the space in front would hang at a line's end
+  const [, space, word] = /^(\s*)(\S[^]*)$/.exec(text) || [null, "", text];
+  return [space, el("span", { className: "word", textContent: word })];
+}
+
 export const store = {
   get(key, where = sessionStorage) { try { return where.getItem(key); } catch { return null; } },
   set(key, value, where = sessionStorage) { try { where.setItem(key, value); } catch { /* then forget it */ } },

@@ -1,7 +1,7 @@
 // Trajectories on the page: the text at any step, what moved, what was doubted and what was changed.
-import { $, el } from "./page.js";
+import { $, el, worded } from "./page.js";
 import { draw, point, stepAt } from "./plot.js";
-import { KINDS, Way, percent, quoted } from "./way.js";
+import { KINDS, Way, odds, percent, quoted } from "./way.js";
 
 const CONTROLS = ["play", "back", "next", "step"];
 
@@ -28,6 +28,7 @@ export class Player {
   }
 
   get way() { return this.ways[this.row]; }
+  get edited() { return this.correction?.mode === "edit"; }  // then there are no steps, and no tokens but the first ones
   get total() { return Math.max(this.steps, this.way?.last || 0); }
 
   // -- from the server ----------------------------------------------------------------------------------------------
@@ -40,6 +41,8 @@ export class Player {
     $("step").max = 0;
     for (const id of ["which", "views", "changes-card"]) $(id).hidden = true;
     for (const id of CONTROLS) $(id).disabled = true;
+    for (const id of ["bar", "plot-card"]) $(id).hidden = false;
+    $("first-view").textContent = "Steps";
     this.mark();
     draw([], 0, 0);
   }
@@ -76,6 +79,7 @@ export class Player {
     this.lay();
   }
   fixed(result) {  // a correction without steps
+    if (result.mode === "edit") { this.rewritten(result); return; }
     const after = new Map(result.changes.map(c => [c.position, c]));
     this.open([result.doubts.map(d => d.text)], 1);
     this.way.add({
@@ -84,6 +88,16 @@ export class Player {
     });
     this.plot();
     this.end(result);
+  }
+  rewritten(result) {
+    const many = (n, what) => `${n || "No"} ${what}${n === 1 ? "" : "s"}`;
+    this.open([result.doubts.map(d => d.text)], 0);
+    this.following = false;
+    for (const id of ["bar", "plot-card"]) $(id).hidden = true;
+    $("first-view").textContent = "Text";
+    this.corrected(result);
+    this.tell(`${many(result.edits.length, "edit")} in ${many(result.nfe, "network evaluation")}`, true);
+    if (!result.edits.length) this.look("steps");
   }
   corrected(result) {
     this.correction = result;
@@ -96,7 +110,7 @@ export class Player {
   look(view) { this.view = view; this.mark(); this.lay(); this.show(this.at); }
   mark() {
     document.querySelector(`[name=view][value=${this.view}]`).checked = true;
-    $("legend").hidden = this.view !== "steps";
+    $("legend").hidden = this.view !== "steps" || this.edited;
     $("doubt-legend").hidden = this.view !== "doubt";
   }
   lay() {  // one span for each token
@@ -118,26 +132,33 @@ export class Player {
     if (!this.way) return;
     this.at = Math.max(0, Math.min(n, this.way.last));
     if (this.at < this.way.last) this.following = false;
-    if (this.view === "diff") this.showDiff();
+    if (this.view === "steps" && this.edited) $("text").replaceChildren(this.correction.text);
+    else if (this.view === "diff") this.showDiff();
     else if (this.view === "doubt") this.showDoubts();
     else this.showStep();
     this.slide();
     $("detail").textContent = this.held === null ? "" : this.about(this.held).join(" · ");
   }
+  tell(line, aloud) {  // what is seen is always so; a screen reader is not told of every step
+    $("status").textContent = line;
+    if (aloud) $("heard").textContent = line;
+  }
   slide() {
+    if (this.edited) return;
     const line = this.way.status(this.at, this.total);
     $("step").max = this.total;
     $("step").value = this.at;
     $("step").setAttribute("aria-valuetext", line);
-    const moving = this.timer || this.following;  // then a screen reader hears every eighth step
-    if (!moving || this.at % 8 === 0 || this.at === this.total) $("status").textContent = line;
+    const moving = this.timer || this.following;  // then every eighth step is enough to hear
+    this.tell(line, !moving || this.at % 8 === 0);
     point(this.at, this.total);
   }
   dress(i, kinds, text) {
     const span = this.spans[i], cls = ["tok", ...kinds, this.held === i && "held"].filter(Boolean).join(" ");
     if (span.className !== cls) span.className = cls;
-    if (span.textContent !== text || span.firstElementChild) span.textContent = text;
-    span.style.backgroundColor = "";
+    if (span.said !== text) span.replaceChildren(...worded(text));
+    span.said = text;
+    span.lastElementChild.style.backgroundColor = "";
     return span;
   }
   showStep() {
@@ -153,7 +174,7 @@ export class Player {
   }
   showDiff() {
     const change = new Map(this.correction.changes.map(c => [c.position, c]));
-    const part = (tag, textContent) => el(tag, { textContent });
+    const part = (tag, text) => tag === "sub" ? el(tag, { textContent: text }) : el(tag, {}, ...worded(text));
     if (this.correction.edits.length) {  // by characters, not by tokens
       const letters = [...this.correction.before], pieces = [];
       let place = 0;
@@ -167,21 +188,22 @@ export class Player {
     this.correction.doubts.forEach((d, i) => {
       const c = change.get(i), span = this.dress(i, [], d.text);
       if (!c) return;
+      span.said = null;
       span.replaceChildren(
         part("del", c.before), part("sub", percent(c.p_before)), part("ins", c.after), part("sub", percent(c.p_after)));
     });
   }
   showDoubts() {
     this.correction.doubts.forEach((d, i) => {
-      this.dress(i, ["doubt"], d.text).style.backgroundColor = `rgb(var(--doubt) / ${(0.75 * d.doubt).toFixed(3)})`;
+      const share = (0.75 * d.doubt).toFixed(3);
+      this.dress(i, ["doubt"], d.text).lastElementChild.style.backgroundColor = `rgb(var(--doubt) / ${share})`;
     });
   }
   table() {
     const cell = (text, tag) => el("td", {}, tag ? el(tag, { textContent: text }) : text);
-    const byEdits = this.correction.mode === "edit";
+    const byEdits = this.edited;
     const head = byEdits ? ["Before", "After", "Kind", "Odds"] : ["Before", "p", "After", "p", "Doubt"];
     $("changes").tHead.rows[0].replaceChildren(...head.map(textContent => el("th", { textContent })));
-    const odds = x => `${Math.round(Math.exp(Math.min(x, 13.8))).toLocaleString("en")} : 1`;
     const rows = byEdits
       ? this.correction.edits.map(e => el("tr", {},
         cell(e.before, "code"), cell(e.after, "code"), cell(e.kind), cell(odds(e.log_odds))))
@@ -215,12 +237,14 @@ export class Player {
     const jump = { ArrowLeft: this.at - 1, ArrowRight: this.at + 1, Home: 0, End: Infinity }[e.key];
     const by = { ArrowUp: -1, ArrowDown: 1 }[e.key];
     if (jump === undefined && !by && e.key !== " ") return;
+    if (this.edited && !by) return;
     e.preventDefault();
     if (e.key === " ") $("play").click(); else if (by) this.hold(by); else this.jump(jump);
   }
   hold(by) {  // what a pointer finds out about a token, for whoever has none
     const last = this.spans.length - 1;
     if (last < 0) return;
+    if (this.edited && this.view !== "doubt") this.look("doubt");  // where its tokens are
     this.held = this.held === null ? (by > 0 ? 0 : last) : Math.max(0, Math.min(this.held + by, last));
     this.show(this.at);
     this.spans[this.held].scrollIntoView({ block: "nearest" });

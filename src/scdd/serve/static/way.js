@@ -7,6 +7,12 @@ export function percent(p) {
   return p > 0 && p < 0.001 ? "<0.1%" : (100 * p).toFixed(1) + "%";
 }
 
+export function odds(x) {  // as people say them; beyond a million nobody counts
+  const most = 1e6, size = Math.exp(Math.min(Math.abs(x), Math.log(most)));
+  const said = Math.abs(x) > Math.log(most) ? `> ${most.toLocaleString("en")}` : Math.round(size).toLocaleString("en");
+  return x > 0 ? `${said} : 1` : `1 : ${said}`;
+}
+
 export class Way {
   constructor(start) {
     const kind = new Uint8Array(start.length), p = new Array(start.length).fill(null);
