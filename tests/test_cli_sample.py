@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import math
 import os
 import re
 import sys
@@ -16,7 +17,7 @@ import pytest
 from rich.console import Console
 
 from scdd.cli.main import main
-from scdd.cli.view import follow
+from scdd.cli.view import follow, odds
 from scdd.lm.loading import load
 from scdd.lm.results import Sample
 
@@ -335,3 +336,11 @@ def test_the_live_view_leaves_nothing_behind(model: str, monkeypatch: pytest.Mon
     assert sum(len(sample.text) for sample in shown) > 4 * 20
     frames = console.file.getvalue().split("\x1b[2K")  # each line is wiped before it is drawn anew
     assert max(frame.count("\n") for frame in frames) < 4
+
+
+@pytest.mark.parametrize(
+    ("nats", "said"),
+    [(math.log(12), "12 : 1"), (-math.log(12), "1 : 12"), (0.0, "1 : 1"), (13.81, "995,110 : 1"), (20.0, "> 1,000,000 : 1"), (-20.0, "1 : > 1,000,000")],
+)  # fmt: skip
+def test_odds_read_as_people_say_them(nats: float, said: str) -> None:
+    assert odds(nats) == said

@@ -24,6 +24,7 @@ STYLES = {1: "green", 2: "bold black on yellow", 3: "magenta"}
 MASK, MASK_STYLE = "░░", "grey50"
 FLASH = 3  # frames for which a move stays coloured
 LENGTHS = 6  # of those that were tried
+LARGE_ODDS = math.log(1e6)  # beyond which nobody counts
 SHOWN = 3  # texts shown side by side while they are drawn
 
 
@@ -196,8 +197,10 @@ def _show_edits(correction: Correction) -> None:
 
 
 def odds(log_odds: float) -> str:
-    """As people say them: 12 : 1."""
-    return f"{math.exp(min(log_odds, 13.8)):,.0f} : 1" if log_odds > 0 else f"1 : {math.exp(min(-log_odds, 13.8)):,.0f}"
+    """As people say them: 12 : 1, > 1,000,000 : 1."""
+    more = abs(log_odds) > LARGE_ODDS
+    told = f"{'> ' if more else ''}{math.exp(LARGE_ODDS if more else abs(log_odds)):,.0f}"
+    return f"{told} : 1" if log_odds > 0 else f"1 : {told}"
 
 
 def show_score(score: Score, flags: ModelFlags) -> None:
