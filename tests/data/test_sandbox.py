@@ -113,7 +113,7 @@ shown(v, depth + 1) }};{% endfor %}{% elif value is string %}{{ value|tojson }}{
 {{ messages|map(attribute='role')|list }}{{ messages|map('length')|join(',') }}{{ messages|rejectattr('role', 'eq', 'user')
 |map(attribute='content')|map('trim')|join('|') }}{{ messages|selectattr('role', 'in', ['user', 'system'])|list|length }}
 {{ 'a-b-c'.replace('-', '+', 1)|title }}{{ 'x y  z'.split() }}{{ 'x,y'.split(',', 1)|last }}{{ ' a '.strip() + 'b'.upper() }}
-{{ undefined_thing|default('none') }}{{ ''|default('empty', true) }}{{ '12'|int + '1.5'|float }}{{ 7 // 2 }}{{ 7 % 4 * 2 ** 3 }}
+{{ undefined_thing|default('none') }}{{ ''|default(default_value='empty', boolean=true) }}{{ [1, 2]|join(d='+') }}{{ 'xax'|trim(chars='x') }}{{ '12'|int + '1.5'|float }}{{ 7 // 2 }}{{ 7 % 4 * 2 ** 3 }}
 {{ 1 < 2 < 3 }}{{ 3 not in [1, 2] }}{{ 'a' in 'cab' }}{{ 'role' in messages[0] }}{{ -5|abs }}{{ 2.567|round(1) }}{{ (1, 2) + (3,) }}
 {% for k, v in {'p': 1, 'q': 2}.items() %}{{ loop.index }}{{ loop.cycle('x', 'y') }}{{ k }}{{ v }}{{ loop.revindex0 }}{% endfor %}
 {% for n in range(9) if n is odd %}{% if n > 5 %}{% break %}{% endif %}{{ n }}{{ loop.last }}{{ loop.previtem }}{% else %}no{% endfor %}
@@ -193,6 +193,8 @@ HOSTILE = {
     "changed": TWICE
     + TWICE.replace("ns", "us")
     + "{% for i in [1, 2] %}{{ loop.changed(ns.t if i > 1 else us.t) }}{% endfor %}",
+    "namespaces": TWICE.replace("(ns.t, ns.t)", "namespace(a=ns.t, b=ns.t)") + "{{ [ns.t] }}",
+    "empty lists": "{% set ns = namespace(l=[]) %}" + FOREVER + "{% set ns.l = [ns.l" + ", []" * 16_000 + "] %}" + END,
     "key": TWICE + "{{ {ns.t: 1} }}",
     "item": TWICE + "{{ {}[ns.t] }}",
     "got": TWICE + "{{ {}.get(ns.t) }}",

@@ -1,7 +1,7 @@
 """Jinja for a stranger's template: its sandbox, with a price on every operation and nothing in it that has none.
 
 Jinja compiles a template to Python. Here each operator, comparison, attribute, item, slice, filter, test and call in it goes to
-`Values`, which pays before it does it, and each line that is run costs its length: a line without a loop of its own does no more
+`Values`, which pays before it does it, and each line that is run costs as its length and its brackets: a line without a loop of its own does no more
 than that. Nothing is computed while compiling, where nobody counts.
 """
 
@@ -112,7 +112,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return self.from_string(tree)
 
     def _compile(self, source: str, filename: str) -> CodeType:
-        self.weights = [LINE + len(line) for line in ("", *source.split("\n"))]
+        made = (line.count("[") + line.count(",)") for line in ("", *source.split("\n")))  # lists and tuples
+        sizes = (2 * len(line) for line in ("", *source.split("\n")))
+        self.weights = [LINE + OBJECT * each + size for each, size in zip(made, sizes, strict=True)]
         return super()._compile(source, filename)
 
     @contextmanager

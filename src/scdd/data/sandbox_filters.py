@@ -42,8 +42,8 @@ def filters(sandbox: Sandbox) -> dict[str, Function]:
     return {name: _paid(values, function) for name, function in every.items()}
 
 
-def _default(value: Any, other: Any = "", boolean: bool = False) -> Any:
-    return other if isinstance(value, Undefined) or (boolean and not value) else value
+def _default(value: Any, default_value: Any = "", boolean: bool = False) -> Any:
+    return default_value if isinstance(value, Undefined) or (boolean and not value) else value
 
 
 def _of_texts(values: Values) -> dict[str, Function]:
@@ -60,7 +60,12 @@ def _of_texts(values: Values) -> dict[str, Function]:
         return do_title(text)
 
     names = {name: method(name) for name in ("capitalize", "lower", "upper")}
-    return {**names, "title": titled, "trim": method("strip"), "replace": replaced}
+    return {
+        **names,
+        "title": titled,
+        "trim": lambda value, chars=None: values.string(values.text(value), "strip", chars),
+        "replace": replaced,
+    }
 
 
 def _of_numbers(values: Values) -> dict[str, Function]:
@@ -121,8 +126,8 @@ def _of_lists(sandbox: Sandbox) -> dict[str, Function]:
         found = values.elements(value)
         return found if attribute is None else list(map(_getter(sandbox, attribute), found))
 
-    def joined(value: Any, separator: Any = "", attribute: Any = None) -> str:
-        return values.joined([values.text(each) for each in each_of(value, attribute)], values.text(separator))
+    def joined(value: Any, d: Any = "", attribute: Any = None) -> str:
+        return values.joined([values.text(each) for each in each_of(value, attribute)], values.text(d))
 
     def length(value: Any) -> int:
         return len(values.elements(value)) if not isinstance(value, (str, list, tuple, dict, range)) else len(value)

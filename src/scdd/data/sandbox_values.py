@@ -109,6 +109,8 @@ class Values:
             elif isinstance(node, dict):
                 self.spend(2 * OBJECT * len(node))
                 todo.extend((each, depth + 1) for pair in node.items() for each in pair)
+            elif not isinstance(node, (*_PLAIN, range)):  # a namespace shows what it holds
+                raise TypeError(f"a {type(node).__name__} is in a value that is shown or compared")
 
     def text(self, value: Any) -> str:
         """A value as it is written."""
