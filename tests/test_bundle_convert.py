@@ -23,7 +23,8 @@ from scdd.models.dit import DiT
 from scdd.models.options import DiTConfig, make_network
 from scdd.models.weights.authors import from_gidd, from_reference, to_gidd, to_reference
 from scdd.models.weights.checkpoint import NetworkFile
-from scdd.models.weights.unpickle import Inert, StoredTensor, read_checkpoint
+from scdd.models.weights.inert import Inert
+from scdd.models.weights.unpickle import StoredTensor, read_checkpoint
 from tests.reference_network import State, logits, random_state
 
 HEADS = 2

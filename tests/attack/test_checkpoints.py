@@ -10,12 +10,17 @@ import zipfile
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from scdd.models.weights.checkpoint import NetworkFile
-from scdd.models.weights.unpickle import Inert, StoredTensor, find, read_checkpoint
+from scdd.models.weights.inert import Inert, find
+from scdd.models.weights.unpickle import StoredTensor, read_checkpoint
 from tests.attack.bounds import attacked, bounded, mutated, refused
 
 
@@ -79,6 +84,83 @@ def test_copies_of_copies_are_bounded(tmp_path: Path) -> None:
 def test_keys_of_one_hash_do_not_take_for_ever(tmp_path: Path) -> None:
     program = pickle.dumps({i * (2**61 - 1): None for i in range(9, 3000)}, 2)
     refused(lambda: read_checkpoint(archive(tmp_path / "a.ckpt", program)), "numbers of many digits")
+
+
+DOUBLED = b")" + b"2\x86" * 60  # a tuple of itself twice, sixty times: its hash takes 2**60 steps
+KEYS = {
+    "SETITEM": b"}" + DOUBLED + b"Ns",
+    "SETITEMS": b"}(" + DOUBLED + b"Nu",
+    "DICT": b"(" + DOUBLED + b"Nd",
+    "ADDITEMS": b"\x8f(" + DOUBLED + b"\x90",
+    "FROZENSET": b"(" + DOUBLED + b"\x91",
+    "foreign": b"cx\ny\n)\x81" + DOUBLED + b"Ns",
+    "pairs": b"ccollections\nOrderedDict\n]" + DOUBLED + b"N\x86a\x85R",
+    "a million deep": b"})" + b"\x85" * 1_000_000 + b"Ns",  # a crash in C, once
+    "a list": b"}]Ns",
+}
+
+
+@pytest.mark.parametrize("how", KEYS)
+def test_what_is_hashed_is_hashed_in_one_step(tmp_path: Path, how: str) -> None:
+    file = archive(tmp_path / "a.ckpt", b"\x80\x04" + KEYS[how] + b".")
+    refused(lambda: read_checkpoint(file), "as a key or an element of a set", seconds=5)
+
+
+def test_keys_that_checkpoints_have_are_read(tmp_path: Path) -> None:
+    tree = {"a": 1, 2: 3, 0.5: [4], None: 5, b"c": 6, True: 7, torch.float16: 8, Path: {9, "d"}, "e": frozenset({10})}
+    torch.save(tree, tmp_path / "a.ckpt", pickle_protocol=4)
+    read = read_checkpoint(tmp_path / "a.ckpt")
+    assert [*read.values()] == [*tree.values()]
+    assert [key for key in read if not isinstance(key, type)] == [key for key in tree if key is not Path]
+
+
+def test_numbers_as_keys_are_bounded_in_the_memo_too(tmp_path: Path) -> None:
+    memo = b"\x80\x02N" + b"".join(b"p%d\n" % (i * (2**61 - 1)) for i in range(100_000)) + b"."
+    refused(lambda: read_checkpoint(archive(tmp_path / "a.ckpt", memo)), "memo", seconds=5)
+    far = b"\x80\x02N" + b"".join(b"r" + struct.pack("<I", 2**32 - i) for i in range(1, 70_000)) + b"."
+    refused(lambda: read_checkpoint(archive(tmp_path / "b.ckpt", far)), "keys that are numbers", seconds=5)
+    wide = pickle.dumps(dict.fromkeys(range(70_000)), 2)
+    refused(lambda: read_checkpoint(archive(tmp_path / "c.ckpt", wide)), "keys that are numbers", seconds=5)
+    refused(lambda: read_checkpoint(archive(tmp_path / "d.ckpt", b"\x80\x04" + b"\x8f" * 100_000)), "sets")
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        b")" + b"\x85" * 200_000,
+        b"]" * 200_000 + b"a" * 199_999,
+        b"}N" * 100_000 + b"}" + b"s" * 100_000,
+        b"cx\ny\nq\x010)" + b"q\x020h\x01h\x02\x85\x81" * 100_000,
+        b"cx\ny\nq\x01)\x81" + b"q\x020h\x01)\x81h\x02b" * 100_000,
+        b")" + b"2\x86" * 600,
+    ],
+)
+def test_deep_nesting_is_refused_and_freed(tmp_path: Path, program: bytes) -> None:
+    refused(lambda: read_checkpoint(archive(tmp_path / "a.ckpt", b"\x80\x02" + program + b".")), "inside each other")
+    dropped = archive(tmp_path / "b.ckpt", b"\x80\x02" + program + b"0N.")
+    with bounded():
+        assert read_checkpoint(dropped) is None
+
+
+@given(
+    st.recursive(
+        st.none() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
+        lambda inner: (
+            st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(st.text() | st.integers() | st.none(), inner)
+        ),
+    ),
+    st.sampled_from([3, 4]),
+)
+def test_plain_data_is_read_as_it_was_written(tree: Any, protocol: int) -> None:
+    with TemporaryDirectory() as place:
+        assert read_checkpoint(archive(Path(place) / "a.ckpt", pickle.dumps(tree, protocol))) == tree
+
+
+def test_what_holds_itself_is_read(tmp_path: Path) -> None:
+    held = read_checkpoint(archive(tmp_path / "a.ckpt", b"\x80\x02]q\x01h\x01a}q\x02X\x01\x00\x00\x00kh\x02s\x86."))
+    assert held[0][0] is held[0]
+    assert held[1]["k"] is held[1]
+    assert find(held, "nothing") is None
 
 
 def built(target: bytes, state: Any) -> bytes:

@@ -14,7 +14,7 @@ from typing import Any
 
 from scdd.core.errors import UserError
 from scdd.core.files import plain_yaml, read_json, read_text
-from scdd.models.weights.unpickle import Inert
+from scdd.models.weights.inert import Inert
 
 P_U = ("p_uniform", "p_u", "p_unif")
 FORWARD = "forward"  # SCDD's section: ratio is p_u, gamma the exponent, t_peak itself

@@ -1,29 +1,29 @@
 """Chats as text: a model's own chat template, a small Jinja program, rendered where it can do nothing else.
 
-A template comes with a model, so it is somebody else's code: Jinja's sandbox runs it, and what it may write, how long it
-may run and what it may multiply are bounded.
+A template comes with a model, so it is somebody else's code: Jinja's sandbox runs it, with the operators, methods, filters and
+tests that chats need and no others, and each of them pays for its time and memory out of one budget, which grows with the chat.
 """
 
 from __future__ import annotations
 
-import json
 import re
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scdd.core.errors import UserError, reason
 from scdd.data.tokenizer import TextTokenizer
 
-LONGEST_TEMPLATE = 1 << 18  # characters
+if TYPE_CHECKING:
+    from scdd.data.sandbox import Sandbox
+
+LONGEST_TEMPLATE = 1 << 16  # characters
+LONGEST_REASON = 300  # characters of an error's, which can show what a template computed
 MOST_MESSAGES = 1024
-MOST_LINES = 1 << 20  # that a template may run through in a rendering
-LARGEST = 1 << 22  # characters or elements of a value that it makes
-_PADDING = ("center", "ljust", "rjust", "zfill", "expandtabs", "format", "format_map")  # methods and filters
+BUDGET = 1 << 24  # of a rendering, in units of about a byte and ten nanoseconds (`sandbox_values`)
+BUDGET_OF_MESSAGE = 1 << 14
+BUDGET_OF_BYTE = 16
 ASSISTANT = "assistant"
 # A template may mark what the assistant says; prefixes tell us that as well, so the marks become blocks that do nothing.
 _MARK = re.compile(r"\{%(-?)\s*generation\s*(-?)%\}")
@@ -76,46 +76,18 @@ class ChatTemplate:
         self._spelling = re.compile("|".join(map(re.escape, sorted(self._spelt, key=len, reverse=True))))
 
     @cached_property
-    def _template(self) -> Any:
-        from jinja2 import TemplateError
-        from jinja2.compiler import CodeGenerator
-        from jinja2.ext import loopcontrols
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
+    def _template(self) -> tuple[Sandbox, Any]:
+        from scdd.data.sandbox import Sandbox
 
-        def refuse(message: str) -> None:
-            raise TemplateError(message)
-
-        class Environment(ImmutableSandboxedEnvironment):
-            intercepted_binops = frozenset(("*", "**", "%", "+"))
-
-            def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-                return _computed(operator, left, right, super().call_binop, context)
-
-            def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-                return attr not in _PADDING and super().is_safe_attribute(obj, attr, value)
-
-        class Generator(CodeGenerator):
-            def visit_Concat(self, node: Any, frame: Any) -> None:
-                self.write("environment.concat((")
-                for each in node.nodes:
-                    self.write("str(")
-                    self.visit(each, frame)
-                    self.write("), ")
-                self.write("))")
-
-        Environment.code_generator_class = Generator
-        environment = Environment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-        for name in (*_PADDING, "indent", "wordwrap"):
-            environment.filters.pop(name, None)
-        environment.concat = _joined  # type: ignore[method-assign]
-        environment.globals["raise_exception"] = refuse
-        environment.filters["tojson"] = lambda value, **how: json.dumps(value, ensure_ascii=False, **how)
         plain = _END_MARK.sub(r"{%\1 endif \2%}", _MARK.sub(r"{%\1 if true \2%}", self.text))
         try:
-            return environment.from_string(plain)
-        except TemplateError as error:
+            sandbox = Sandbox()
+            return sandbox, sandbox.template(plain)
+        except (
+            Exception
+        ) as error:  # parsers and compilers fail in many ways at odd programs: too deep, too long a number
             raise UserError(
-                f"chat_template is not a Jinja template ({reason(error)}): mend it.", "chat_template"
+                f"chat_template is not a Jinja template ({reason(error)[:LONGEST_REASON]}): mend it.", "chat_template"
             ) from error
 
     def render(self, messages: Sequence[Message], answer: bool = False) -> str:
@@ -128,9 +100,12 @@ class ChatTemplate:
         values = {"bos_token": self.tokenizer.bos, "eos_token": self.tokenizer.eos, "tools": None, "documents": None}
         parts: list[str] = []
         size = 0
-        template = self._template
+        sandbox, template = self._template
+        budget = (
+            BUDGET + BUDGET_OF_MESSAGE * len(escaped) + BUDGET_OF_BYTE * sum(4 * len(m["content"]) for m in escaped)
+        )
         try:
-            with _lines_counted():
+            with sandbox.rendering(budget):
                 for part in template.generate(messages=escaped, add_generation_prompt=answer, **values):
                     parts.append(part)
                     size += len(part)
@@ -138,7 +113,7 @@ class ChatTemplate:
                         raise ValueError(f"it writes more than {limit} characters")
         except Exception as error:  # somebody else's program: whatever it raises, it did not render
             raise UserError(
-                f"chat_template does not render a chat ({reason(error)}): mend the template or the messages.",
+                f"chat_template does not render a chat ({reason(error)[:LONGEST_REASON]}): mend the template or the messages.",
                 "chat_template",
             ) from error
         return "".join(parts)
@@ -185,48 +160,3 @@ class ChatTemplate:
 
     def _escape(self, match: re.Match[str]) -> str:
         return f"{_ESCAPE}{self._spelt.index(match[0])}\ue001"
-
-
-def _computed(operator: str, left: Any, right: Any, compute: Any, context: Any) -> Any:
-    """left operator right, if the result is no giant."""
-    sizes = [
-        len(each) if isinstance(each, Sized) else abs(each) if isinstance(each, int) else 1 for each in (left, right)
-    ]
-    if isinstance(left, Sized) or isinstance(right, Sized):
-        growth = sum(sizes) if operator == "+" else sizes[0] * sizes[1] if operator == "*" else LARGEST + 1
-    else:
-        growth = LARGEST + 1 if operator == "**" and sizes[1] > 64 else 0
-    if growth > LARGEST or (isinstance(left, str) and operator == "%"):
-        raise ValueError(f"it computes a value of more than {LARGEST} characters with {operator}")
-    return compute(context, operator, left, right)
-
-
-def _joined(parts: Iterable[str]) -> str:
-    """What `~`, blocks and macros put together."""
-    whole = list(parts)
-    if sum(map(len, whole)) > LARGEST:
-        raise ValueError(f"it makes a text of more than {LARGEST} characters")
-    return "".join(whole)
-
-
-@contextmanager
-def _lines_counted() -> Iterator[None]:
-    """Stops a template that runs on: nothing else ends loops inside loops that write nothing."""
-    left = MOST_LINES
-
-    def line(frame: FrameType, event: str, _: Any) -> Any:
-        nonlocal left
-        left -= event == "line"
-        if left < 0:
-            raise ValueError(f"it runs through more than {MOST_LINES} lines")
-        return line
-
-    def called(frame: FrameType, event: str, _: Any) -> Any:
-        return line if frame.f_code.co_filename == "<template>" else None
-
-    before = sys.gettrace()
-    sys.settrace(called)
-    try:
-        yield
-    finally:
-        sys.settrace(before)

@@ -16,7 +16,8 @@ from scdd.core.files import check_header
 from scdd.core.types import Vocab
 from scdd.models.dit import DiT
 from scdd.models.weights.authors import Loadable, from_gidd, from_reference, with_averages
-from scdd.models.weights.unpickle import StoredTensor, find, read_checkpoint
+from scdd.models.weights.inert import find
+from scdd.models.weights.unpickle import StoredTensor, read_checkpoint
 
 
 @dataclass(frozen=True)

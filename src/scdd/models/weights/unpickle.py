@@ -4,6 +4,9 @@ A pickle is a program: it names functions and calls them. Here only the few name
 and those are this file's own functions; every other name becomes an inert object that records what was done to it.
 Tensors stay on disk until `StoredTensor.load`: of a Lightning checkpoint's optimiser state nothing is ever read.
 
+Nor does it take more time or depth than its size explains: what is hashed is a text, a number or a foreign object, each in one
+step, and what is nested deeper than anybody nests is refused.
+
 The standard library's unpickler in Python is used, not the one in C: a pickle's numbers make no memory there, and what it
 may set on an object can be chosen.
 """
@@ -15,8 +18,8 @@ import pickle
 import struct
 import zipfile
 import zlib
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -26,6 +29,7 @@ import torch
 from torch import Tensor
 
 from scdd.core.errors import UserError, reason
+from scdd.models.weights.inert import MOST_ARGS, Inert, check_depth
 
 STORAGES = {
     "FloatStorage": torch.float32,
@@ -46,8 +50,9 @@ STORAGES = {
 LARGEST_PICKLE = 8 << 20
 LARGEST_DIRECTORY = 4 << 20  # bytes of the archive's list of files
 MOST_NAMES = 4096  # foreign classes and functions
-MOST_ARGS = 64  # of a foreign call, or dimensions of a tensor
-MOST_PAIRS = 1 << 18  # that a pickle copies into dictionaries
+MOST_PAIRS = 1 << 16  # that a pickle copies into dictionaries
+MOST_NUMBERS = 1 << 16  # keys that are numbers, whose places in a dictionary a pickle can choose to be the same
+MOST_SETS = 1 << 16  # of one byte each in the pickle, and two hundred in memory
 MOST_LARGE = 1000  # whole numbers of more than 64 bits
 
 # What a damaged archive, or a tensor that does not fit its bytes, may raise.
@@ -62,43 +67,6 @@ _DAMAGE = (
     zipfile.BadZipFile,
     zlib.error,
 )
-
-
-class Inert:
-    """Stands for anything foreign: takes every construction, state, item and call, and does nothing."""
-
-    __slots__ = ("args", "elements", "entries", "state")
-    origin = ""  # module.name of what it stands for
-    args: tuple[Any, ...]
-    state: Any
-    entries: dict[Any, Any]
-    elements: list[Any]
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Inert:
-        """Pickles may skip `__init__`, so everything is set here."""
-        self = object.__new__(cls)
-        self.args, self.state, self.entries, self.elements = args[:MOST_ARGS], None, {}, []
-        return self
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Takes what `object` would refuse."""
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self.entries[key] = value
-
-    def append(self, value: Any) -> None:
-        """An element of a foreign list."""
-        self.elements.append(value)
-
-    def extend(self, values: Iterable[Any]) -> None:
-        """Elements of a foreign list."""
-        self.elements.extend(values)
-
-    add = append
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Inert:
-        """A foreign function's result is as foreign as the function."""
-        return self
 
 
 @dataclass(frozen=True)
@@ -190,15 +158,23 @@ def _in_turn(first: Callable[[Any], None], second: Callable[[Any], None]) -> Cal
     return both
 
 
+def _is_foreign_class(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, Inert)
+
+
 class _Reader(pickle._Unpickler):
     dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)
     stack: list[Any]
+    memo: dict[int, Any]
+    read: Callable[[int], bytes]
+    readline: Callable[[], bytes]
 
     def __init__(self, program: bytes, file: Path, root: str) -> None:
         super().__init__(io.BytesIO(program))
         self.file, self.root = file, root
         self.names: dict[tuple[str, str], type[Inert]] = {}
-        self.pairs, self.large = MOST_PAIRS, 0
+        self.last_memo = min(len(program), LARGEST_PICKLE)
+        self.pairs, self.large, self.numbers, self.sets = MOST_PAIRS, 0, MOST_NUMBERS, MOST_SETS
 
     def find_class(self, module: str, name: str) -> Any:
         """The only place where a pickle's name gets a meaning."""
@@ -221,7 +197,54 @@ class _Reader(pickle._Unpickler):
         self.pairs -= len(pairs)
         if self.pairs < 0:
             raise pickle.UnpicklingError("dictionaries that are copied again and again")
-        return OrderedDict(pairs)
+        made: OrderedDict[Any, Any] = OrderedDict()
+        for key, value in pairs.items() if isinstance(pairs, dict) else pairs:
+            made[self._key(key)] = value
+        return made
+
+    def _key(self, key: Any) -> Any:
+        """What may be a key or an element: the hash of a tuple recurses in C, without end and once for each mention."""
+        if isinstance(key, (int, float)):
+            self._count_number()
+        elif not (key is None or isinstance(key, (str, bytes, Inert, torch.dtype)) or _is_foreign_class(key)):
+            raise pickle.UnpicklingError(f"a {type(key).__name__} as a key or an element of a set")
+        return key
+
+    def _count_number(self) -> None:
+        self.numbers -= 1
+        if self.numbers < 0:
+            raise pickle.UnpicklingError(f"more than {MOST_NUMBERS} keys that are numbers")
+
+    def _plain_key(self) -> None:
+        self._key(self.stack[-2])
+
+    def _plain_keys(self) -> None:
+        for key in self.stack[::2]:
+            self._key(key)
+
+    def _plain_elements(self) -> None:
+        for element in self.stack:
+            self._key(element)
+
+    def _few_sets(self) -> None:
+        self.sets -= 1
+        if self.sets < 0:
+            raise pickle.UnpicklingError(f"more than {MOST_SETS} sets")
+
+    def load_put(self) -> None:
+        """The memo is a dictionary, too; a pickler numbers its entries in turn, so most are counted by the file's size."""
+        self._remember(int(self.readline()[:-1]))
+
+    def load_long_binput(self) -> None:
+        """As `load_put`."""
+        self._remember(struct.unpack("<I", self.read(4))[0])
+
+    def _remember(self, number: int) -> None:
+        if not 0 <= number < 1 << 32:
+            raise pickle.UnpicklingError("an impossible number in its memo")
+        if number > self.last_memo:
+            self._count_number()
+        self.memo[number] = self.stack[-1]
 
     def persistent_load(self, pid: Any) -> Storage:
         """A tensor's bytes, which torch keeps outside the pickle."""
@@ -255,6 +278,15 @@ class _Reader(pickle._Unpickler):
                 raise pickle.UnpicklingError(f"more than {MOST_LARGE} numbers of many digits")
 
     dispatch[pickle.BUILD[0]] = load_build
+    dispatch[pickle.PUT[0]] = load_put
+    dispatch[pickle.LONG_BINPUT[0]] = load_long_binput
+    dispatch[pickle.SETITEM[0]] = _in_turn(_plain_key, dispatch[pickle.SETITEM[0]])
+    for code in (pickle.SETITEMS, pickle.DICT):
+        dispatch[code[0]] = _in_turn(_plain_keys, dispatch[code[0]])
+    for code in (pickle.ADDITEMS, pickle.FROZENSET):
+        dispatch[code[0]] = _in_turn(_plain_elements, dispatch[code[0]])
+    for code in (pickle.EMPTY_SET, pickle.FROZENSET):
+        dispatch[code[0]] = _in_turn(_few_sets, dispatch[code[0]])
     for code in (pickle.REDUCE, pickle.NEWOBJ):
         dispatch[code[0]] = _in_turn(_few_arguments, dispatch[code[0]])
     for code in (pickle.INT, pickle.LONG, pickle.LONG1, pickle.LONG4):
@@ -274,7 +306,9 @@ def read_checkpoint(file: str | Path) -> Any:
             root = program.removesuffix("data.pkl")
             if f"{root}byteorder" in archive.namelist() and _entry(archive, f"{root}byteorder", 16) != b"little":
                 raise UserError(f"{file} was written on a big-endian machine: save it again on a common one.")
-            return _Reader(_entry(archive, program, LARGEST_PICKLE), file, root).load()
+            tree = _Reader(_entry(archive, program, LARGEST_PICKLE), file, root).load()
+        check_depth(tree)
+        return tree
     except UserError:
         raise
     except Exception as error:  # a damaged pickle can fail in any way
@@ -293,27 +327,3 @@ def _check_directory(file: Path) -> None:
         )
     if end[zipfile._ECD_SIZE] > LARGEST_DIRECTORY:  # type: ignore[attr-defined]
         raise ValueError("its list of files is too long")
-
-
-def find(tree: Any, key: str) -> Any:
-    """The first value stored under `key` anywhere in the tree, also inside foreign objects; None when absent.
-
-    omegaconf keeps a scalar as an object with the value in its state's `_val`; that wrapping is taken off.
-    """
-    queue, seen = deque([tree]), set[int]()
-    while queue:
-        node = queue.popleft()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        if isinstance(node, dict):
-            if key in node:
-                value = node[key]
-                inside = value.state if isinstance(value, Inert) else None
-                return inside["_val"] if isinstance(inside, dict) and "_val" in inside else value
-            queue.extend(node.values())
-        elif isinstance(node, (list, tuple)):
-            queue.extend(node)
-        elif isinstance(node, Inert):
-            queue.extend((node.state, node.entries, node.args, node.elements))
-    return None
