@@ -322,7 +322,7 @@ def test_live_view_shows_masks_and_corrections(scdd, monkeypatch: pytest.MonkeyP
         assert scdd(verb, "The river runs")[0] == 0
     code, out, _ = scdd("correct", "The river river.", "--mode", "edit", "--strength", "1")  # wherever odds can be told
     assert code == 0
-    assert re.search(r"'.*' → '.*'   [a-z]+, odds [\d,]+ : 1", out)
+    assert re.search(r"'.*' → '.*'   [a-z]+, odds (> )?[\d,]+ : 1", out)
     assert "evaluations · strength 1" in out
 
 

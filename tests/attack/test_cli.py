@@ -227,7 +227,7 @@ REFUSED = {
     "export model --out ..": "--out .. is the folder you are in, or holds it",
     "convert model --out /": "--out / is the folder you are in, or holds it",
     "export model --out /proc/x": "--out /proc/x cannot be written",
-    "sample --model /": "/ has no",
+    "sample --model /": "/ holds no model",
     "sample --model model --temperature 1e-320": "--temperature is 1e-320: choose one in [1e-30, 1e+30]",
     "sample --model model --temperature 1e31": "--temperature is 1e+31: choose one in",
     f"prepare text.txt --out out --train-tokenizer {1 << 31}": "--train-tokenizer is 2147483648: choose 1,048,576 or less",

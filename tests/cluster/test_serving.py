@@ -64,7 +64,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(folder: Path, ray_address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     log = tmp_path_factory.mktemp("log") / "serve.log"
-    options = ("--replicas", "2", "--token", TOKEN, "--timeout", "200", "--batch-size", "4")  # so few that some wait
+    options = ("--replicas", "2", "--token", TOKEN, "--timeout", "2000", "--batch-size", "4")  # so few that some wait
     started = Server(folder, ray_address, log, *options)
     yield started
     if started.process.poll() is None:
