@@ -5,7 +5,7 @@
 
 The rows and random tokens are those of `scdd eval recovery` with the same --k, --length, --num and --seed. One pass has to find the wrong tokens and
 to name the right ones. Then the network is told more and more: which are wrong, and at last what stands in all other
-places, each PARTS-th of the wrong tokens on its turn. No procedure that asks this network for one token after the other knows more than that.
+places, each PARTS-th of the wrong tokens on its turn. Whoever asks this network for a token cannot tell it more than that.
 """
 
 from __future__ import annotations
