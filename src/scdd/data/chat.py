@@ -83,9 +83,8 @@ class ChatTemplate:
         try:
             sandbox = Sandbox()
             return sandbox, sandbox.template(plain)
-        except (
-            Exception
-        ) as error:  # parsers and compilers fail in many ways at odd programs: too deep, too long a number
+        # Parsers and compilers fail in many ways at odd programs: too deep, too long a number.
+        except Exception as error:
             raise UserError(
                 f"chat_template is not a Jinja template ({reason(error)[:LONGEST_REASON]}): mend it.", "chat_template"
             ) from error
@@ -96,14 +95,13 @@ class ChatTemplate:
         Names of special tokens that a message spells out are escaped: `encode` reads them as the letters that they are.
         """
         escaped = [{"role": m["role"], "content": self._spelling.sub(self._escape, m["content"])} for m in messages]
-        limit = (1 << 16) + 16 * sum(len(m["content"]) + 1024 for m in escaped)
+        characters = sum(len(m["content"]) for m in escaped)
+        limit = (1 << 16) + 16 * (characters + 1024 * len(escaped))
+        budget = BUDGET + BUDGET_OF_MESSAGE * len(escaped) + BUDGET_OF_BYTE * 4 * characters
         values = {"bos_token": self.tokenizer.bos, "eos_token": self.tokenizer.eos, "tools": None, "documents": None}
         parts: list[str] = []
         size = 0
         sandbox, template = self._template
-        budget = (
-            BUDGET + BUDGET_OF_MESSAGE * len(escaped) + BUDGET_OF_BYTE * sum(4 * len(m["content"]) for m in escaped)
-        )
         try:
             with sandbox.rendering(budget):
                 for part in template.generate(messages=escaped, add_generation_prompt=answer, **values):

@@ -17,7 +17,7 @@ def swiglu_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, keep: b
 def gated_product(x: Tensor) -> Tensor:
     """silu(gate) · up with gate ‖ up = x [..., 2M]: the same bits with 1, 2, 4 or 8 threads."""
     gate, up = x.chunk(2, dim=-1)
-    if x.device.type != "cpu" or gate.numel() <= machine.GRAIN or torch.compiler.is_compiling():
+    if x.device.type != "cpu" or torch.compiler.is_compiling() or gate.numel() <= machine.GRAIN:
         return F.silu(gate) * up
     with machine.evenly(gate.numel()):
         return F.silu(gate) * up
