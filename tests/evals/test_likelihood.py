@@ -10,7 +10,16 @@ import pytest
 import torch
 
 from scdd.core import UserError
-from scdd.evals.measure.likelihood import POSITIONS, NelboEstimator, RowNats, batches, combined, dropped, likelihood
+from scdd.evals.measure.likelihood import (
+    POSITIONS,
+    POSITIONS_CPU,
+    NelboEstimator,
+    RowNats,
+    batches,
+    combined,
+    dropped,
+    likelihood,
+)
 from scdd.objectives.elbo import nelbo
 from scdd.processes.base import Process
 from scdd.processes.gidd import GIDD
@@ -98,21 +107,20 @@ def test_padding_changes_nothing() -> None:
     assert alone[0].nats == pytest.approx(beside[0].nats, rel=1e-6)
 
 
-def test_batches_hold_every_row_once_and_fill_a_gpu() -> None:
-    rng = np.random.default_rng(0)
-    lengths = sorted(int(n) for n in rng.integers(1, 700, 3000))
-    cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    for device, size in ((cpu, None), (cpu, 7), (gpu, 7), (gpu, None)):
+@pytest.mark.parametrize(("name", "positions"), [("cpu", POSITIONS_CPU), ("cuda", POSITIONS)])
+def test_batches_hold_every_row_once_and_fill_the_device(name: str, positions: int) -> None:
+    lengths = sorted(int(n) for n in np.random.default_rng(0).integers(1, positions // 45, 3000))
+    device = torch.device(name)
+    for size in (None, 7):
         parts = list(batches(lengths, device, size))
         assert [i for part in parts for i in range(part.start, part.stop)] == list(range(len(lengths)))
-        if (device, size) != (gpu, None):
-            assert all(part.stop - part.start == (size or 16) for part in parts[:-1])
-            continue
-        read = [(part.stop - part.start) * max(lengths[part]) for part in parts]
-        assert max(read) <= POSITIONS
-        assert min(read[:-1]) > 0.9 * POSITIONS
-    assert list(batches([5, POSITIONS + 1, 5], gpu)) == [slice(0, 1), slice(1, 2), slice(2, 3)], "a row is never cut"
-    assert list(batches([], gpu)) == []
+    assert all(part.stop - part.start == 7 for part in parts[:-1])
+    read = [(part.stop - part.start) * max(lengths[part]) for part in batches(lengths, device)]
+    assert max(read) <= positions
+    assert min(read[:-1]) > 0.9 * positions
+    longer = [5, positions + 1, 5]
+    assert list(batches(longer, device)) == [slice(0, 1), slice(1, 2), slice(2, 3)], "a row is never cut"
+    assert list(batches([], device)) == []
 
 
 @pytest.mark.parametrize("kind", ["scdd", "mdlm"])

@@ -47,7 +47,8 @@ SMALLEST, LATEST = 1e-3, 1 - 1e-4  # of the authors' times: what they draw is at
 MASKS_AT = 0.999  # of t, where the authors mask MDLM's tokens
 PAPERS_STEPS = 1000
 REPLICATES = 2
-ROWS, POSITIONS = 16, 1 << 15  # read together where nobody chose: rows, on a GPU positions with their padding
+# Read together where nobody chose, with their padding: enough work for a GPU; on a CPU what its caches and freed memory hold.
+POSITIONS, POSITIONS_CPU = 1 << 15, 1 << 11
 
 
 @dataclass(frozen=True)
@@ -179,16 +180,15 @@ def measure_likelihood(
 
 
 def batches(lengths: Sequence[int], device: torch.device, batch_size: int | None = None) -> Iterator[slice]:
-    """Which rows are read together: `batch_size` at a time, by default 16, on a GPU as many as make enough work for it.
+    """Which rows are read together: `batch_size` at a time, by default as many as have the `POSITIONS` that suit the device.
 
-    There padding counts as well, so rows sorted by their lengths come in the fewest batches.
+    Padding counts as well, so rows sorted by their lengths come in the fewest batches.
     """
-    limit = batch_size or (len(lengths) if device.type == "cuda" else ROWS)
-    positions = POSITIONS if batch_size is None and device.type == "cuda" else None
+    positions = POSITIONS if device.type == "cuda" else POSITIONS_CPU
     start, longest = 0, 0
     for i, length in enumerate(lengths):
-        longest = max(longest, length)
-        full = i - start == limit or (positions is not None and (i - start + 1) * longest > positions)
+        longest, many = max(longest, length), i - start + 1
+        full = many > batch_size if batch_size else many * longest > positions
         if full and i > start:
             yield slice(start, i)
             start, longest = i, length

@@ -20,8 +20,6 @@ from scdd.evals.measure.progress import Watch, unwatched
 from scdd.evals.measure.store import ALONE, MeasureContext, Measurement, fingerprint, shared
 from scdd.training.parallel import World
 
-ROWS = 32  # answers at a time where nobody chose; on a GPU their tokens are counted
-
 
 class Answer(NamedTuple):
     """log P(x, y) from below: the mean of the passes, and its Monte-Carlo error."""
@@ -56,14 +54,13 @@ def answers(
     An autoregressive model's scores are exact, and take one pass.
     """
     estimator = NelboEstimator(None, passes, "ours", seed)
-    size = batch_size or (None if model.lm.device.type == "cuda" else ROWS)
 
     def scores(own: Sequence[Question], _: range) -> list[list[Answer]]:
         rows = [(noise_index(seed, q.key), row) for q in own for row in framed(model, q.texts)]
         # by length for little padding; the noise does not mind the order
         order = sorted(range(len(rows)), key=lambda i: len(rows[i][1]))
         tokens, indices = [rows[i][1] for i in order], [rows[i][0] for i in order]
-        nats = likelihood(model.lm.network, model.lm.process, tokens, estimator, indices, size, watch)
+        nats = likelihood(model.lm.network, model.lm.process, tokens, estimator, indices, batch_size, watch)
         scored = {i: Answer(-row.mean, row.variance**0.5) for i, row in zip(order, nats, strict=True)}
         flat = iter(scored[i] for i in range(len(rows)))
         return [[next(flat) for _ in q.texts] for q in own]
