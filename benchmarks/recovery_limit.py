@@ -59,7 +59,7 @@ def main() -> None:
 
     def read(z: Tensor) -> Top:
         step = max(1, TOGETHER // args.length)
-        parts = [likeliest(lm.network, part, lm.repair.strength) for part in z.split(step)]
+        parts = [likeliest(lm.engine.model, part, lm.repair.strength) for part in z.split(step)]
         return Top(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
     def in_turns(row_at: Callable[[Tensor], Tensor]) -> Tensor:

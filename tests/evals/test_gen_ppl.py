@@ -55,7 +55,7 @@ def test_own_judge_does_not_mind_the_batch(ar: EvalModel, monkeypatch: pytest.Mo
     texts, seen = [*TEXTS, tiny.TEXT * 3, TEXTS[0]], [0]
     together = OwnReferenceLM(ar).score(texts, lambda done: seen.__setitem__(0, seen[0] + done))
     assert seen == [len(texts)]
-    monkeypatch.setattr("scdd.evals.measure.likelihood.ROWS", 1)
+    monkeypatch.setattr("scdd.evals.measure.likelihood.POSITIONS_CPU", 1)
 
     def nats(row: list[int]) -> float:
         return likelihood(ar.lm.network, ar.lm.process, [row])[0].mean if len(row) > 1 else 0.0

@@ -128,7 +128,7 @@ def test_joining_and_leaving_move_nobody(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(places, "send", lambda here, there: (sent.append(len(here)), send(here, there)))
     m = replace(model(NOISY), graphs=StepGraphs(Rerun()))
     plan = asked(Ancestral(), "ancestral", rows_per_forward=8)[0].plan
-    batch, number = RowBatch(m, plan, 16, None, (1, 4), patience=3), 0
+    batch, number = RowBatch(m, plan, 16, (1, 4), patience=3), 0
 
     def join(count: int) -> list[Any]:
         nonlocal number

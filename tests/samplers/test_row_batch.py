@@ -137,7 +137,7 @@ def alone(m: Model, ask: Asked) -> Told:
 def together(m: Model, asks: list[Asked], width: int | None = None, fewer: tuple[int, ...] = ()) -> list[Told]:
     """All of them, each joining when it is due; rows that end leave at once."""
     found = [Told() for _ in asks]
-    for _ in walked(RowBatch(m, asks[0].plan, width, None, fewer), asks, found):
+    for _ in walked(RowBatch(m, asks[0].plan, width, fewer), asks, found):
         pass
     return found
 

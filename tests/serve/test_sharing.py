@@ -47,24 +47,16 @@ def fickle(lm: LM, kind: type[Fickle] = Fickle, *args: int) -> LM:
     return LM(network, lm.process, lm.tokenizer, lm.context, sampling=lm.sampling, name="fickle")
 
 
-def sizes(sharing: Any, rows: int, length: int = 32) -> list[int]:
-    """Of the groups in which so many rows are evaluated."""
-    groups = sharing.groups([length] * rows)
-    places = [i for group in groups for i in range(rows)[group.rows]]
-    assert places == list(range(rows)), "every row once, in order"
-    return [group.rows.stop - group.rows.start for group in groups]
-
-
-def test_sizes(lm: LM) -> None:
-    from scdd.serve.sharing import SIZES, Sharing
+def test_on_a_cpu_rows_share_with_those_of_their_length(lm: LM) -> None:
+    from scdd.serve.sharing import Sharing
 
     sharing = Sharing(lm, None)
     assert sharing.shape(32) != sharing.shape(33), "padding would change bits on a CPU"
-    assert sharing.evaluations(sharing.shape(32), 1) == (1, 1)
+    packing = lm.engine.model.packing
+    assert packing is not None
     for rows in (1, 2, 5, 8, 30):
-        found = sizes(sharing, rows)
-        assert {*found} <= {*SIZES, 1}
-        assert sharing.evaluations(sharing.shape(32), rows) == (len(found), rows), "and none is filled up"
+        calls = len(packing.sizes(rows, 32))
+        assert sharing.evaluations(sharing.shape(32), rows) == (calls, rows), "none is filled up"
 
 
 def test_a_group_of_its_own_size_is_filled_up_for_any_number_of_texts(lm: LM) -> None:
@@ -103,12 +95,6 @@ def test_groups_grow_until_a_rows_place_does_not_count(lm: LM, sound: int, found
     from scdd.serve.sharing import Sharing
 
     assert Sharing(fickle(lm, Partial, sound), 4).shape(32).rows == found
-
-
-def test_what_would_change_bits_goes_one_by_one(lm: LM) -> None:
-    from scdd.serve.sharing import Sharing
-
-    assert sizes(Sharing(fickle(lm), None), 8) == [1] * 8
 
 
 def test_a_fickle_network_still_answers_alike_in_company(lm: LM) -> None:

@@ -45,6 +45,7 @@ from scdd.samplers.plan import SamplingPlan, make_plan
 if TYPE_CHECKING:
     from scdd.lm.edits.channel import Channel
     from scdd.samplers.graphs import StepGraphs
+    from scdd.samplers.packing import Packing
 
 machine.keep_memory()
 machine.settle_threads()  # who draws, serves or trains comes by here: torch is there now, and no product has been made
@@ -96,6 +97,7 @@ class LM:
         self.quality, self.name = quality, name
         self._graphed: Denoiser | None = None
         self._steps: StepGraphs | None = None
+        self._packing: Packing | None = None
 
     def __repr__(self) -> str:
         size = self.parameters / 1e6
@@ -151,7 +153,7 @@ class LM:
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
             raise UserError(f"device {device} cannot be used ({reason}): use cpu or cuda.", "device") from error
-        self._steps = None  # captured over weights that were elsewhere
+        self._steps = self._packing = None  # captured over weights that were elsewhere, tried with others
         if isinstance(self._graphed, Graphed):
             self._graphed = Graphed(self.network)
         return self
@@ -174,7 +176,8 @@ class LM:
     def engine(self) -> Engine:
         """The parts that a run needs."""
         steps = self._captured_steps() if self.graphs and self.device.type == "cuda" else None
-        model = Model(self._graphed or self.network, self.process, self.quality, self.tokenizer.eos_id, steps)
+        network = self._graphed or self.network
+        model = Model(network, self.process, self.quality, self.tokenizer.eos_id, steps, self._packed())
         return Engine(model, self.tokenizer, self.context, self.device)
 
     def _captured_steps(self) -> StepGraphs:
@@ -183,6 +186,17 @@ class LM:
 
             self._steps = StepGraphs()
         return self._steps
+
+    def _packed(self) -> Packing | None:
+        """A compiled network would be compiled again for every number of rows."""
+        compiled, autoregressive = isinstance(self._graphed, Graphed), isinstance(self.process, Autoregressive)
+        if self.device.type != "cpu" or compiled or autoregressive:
+            return None
+        if self._packing is None:
+            from scdd.samplers.packing import Packing
+
+            self._packing = Packing(self.network, self.quality)
+        return self._packing
 
     @property
     def usual_length(self) -> int:

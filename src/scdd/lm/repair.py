@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from scdd.core import CLEAN
-from scdd.core.denoiser import Denoiser
 from scdd.core.errors import UserError
 from scdd.lm.options import RepairOptions
 from scdd.lm.results import Change, Correction, Sample, TokenScore
@@ -20,6 +19,7 @@ from scdd.lm.rows import Row
 from scdd.lm.run import Engine, Window, windows
 from scdd.ops.head import Top
 from scdd.processes.base import Process
+from scdd.samplers.base import Model
 from scdd.samplers.prediction import Prediction, row_groups
 
 if TYPE_CHECKING:
@@ -46,12 +46,12 @@ def bar(what: str, live: bool) -> Iterator[Told]:
         yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
-def likeliest(denoiser: Denoiser, z: Tensor, t: float, lengths: Sequence[int] | None = None) -> Top:
+def likeliest(model: Model, z: Tensor, t: float, lengths: Sequence[int] | None = None) -> Top:
     """The likeliest token at every position of z [B, L], taken as z_t, and the probability of the one standing there.
 
     `lengths` says how many columns of each row are real, if not all are.
     """
-    return Prediction(denoiser, row_groups(z, lengths), z, t).top()
+    return Prediction(model.denoiser, row_groups(z, lengths), z, t, packing=model.packing).top()
 
 
 def one_pass(best: Top, z: Tensor, frozen: Tensor, threshold: float) -> Tensor:
@@ -107,7 +107,7 @@ def _columns(engine: Engine, batch: Sequence[tuple[Row, Window]], options: Repai
     for r, (row, window) in enumerate(batch):
         given = torch.tensor(row.frozen[window.start : window.stop], device=z.device)
         frozen[r, 1 : 1 + len(given)] = given
-    best = likeliest(engine.model.denoiser, z, options.strength, [len(row) for row in framed])
+    best = likeliest(engine.model, z, options.strength, [len(row) for row in framed])
     mended = one_pass(best, z, frozen, options.threshold)
     move = diffusion_process(engine).transition(z, best.log_p_z.exp(), CLEAN, options.strength)
     p_z = best.log_p_z.double().exp()

@@ -23,6 +23,7 @@ from scdd.samplers.prediction import Prediction
 
 if TYPE_CHECKING:
     from scdd.samplers.graphs import StepGraphs
+    from scdd.samplers.packing import Packing
     from scdd.samplers.plan import SamplingPlan
 
 
@@ -40,6 +41,8 @@ class Model:
     eos_id: int | None = None  # ends an autoregressive row
     graphs: StepGraphs | None = None
     """Where captured steps are kept, on a GPU (`samplers.graphs`); None: every step is launched kernel by kernel."""
+    packing: Packing | None = None
+    """Which rows go through the network together, on a CPU (`samplers.packing`); None: each alone."""
 
 
 class Tokens(NamedTuple):

@@ -36,7 +36,7 @@ from scdd.samplers.base import (
 )
 from scdd.samplers.final import finalised, stopping_rows, towards_the_end
 from scdd.samplers.plan import SamplingPlan, Walk, by_row, columns, company
-from scdd.samplers.prediction import Group, Grouping, Prediction, Room, row_groups
+from scdd.samplers.prediction import Group, Prediction, Room, row_groups
 
 if TYPE_CHECKING:
     from scdd.samplers.graphs import StepGraphs
@@ -140,20 +140,13 @@ class RowBatch:
     """Rows that share network evaluations, each at its own step of its own walk."""
 
     def __init__(
-        self,
-        model: Model,
-        plan: SamplingPlan,
-        width: int | None = None,
-        grouping: Grouping | None = None,
-        fewer: Sequence[int] = (),
-        patience: int = 0,
+        self, model: Model, plan: SamplingPlan, width: int | None = None, fewer: Sequence[int] = (), patience: int = 0
     ) -> None:
         """For rows of plans that agree with `plan` (`takes`). `width`: rows are padded to so many columns and their padding is
         masked always, so that on a GPU a row's numbers do not depend on the lengths of others; None: to the longest row's.
-        `grouping`: which rows are evaluated together, where the caller knows what rounds alike; None: as the plan says.
         `fewer`: numbers of rows, ascending, that round as the plan's `rows_per_forward` do: the least that holds all rows is used,
         after `patience` steps for which it would have done."""
-        self.model, self.plan, self.width, self._grouping = model, plan, width, grouping
+        self.model, self.plan, self.width = model, plan, width
         self.room = Room(tuple(fewer), plan.rows_per_forward, patience)
         self.rows: list[BatchRow] = []
         self.place: Any = None  # whose tensors the rows are in (`places.Shape`); None: in their own
@@ -207,7 +200,7 @@ class RowBatch:
         with nullcontext() if graphs is None else graphs.lock:
             before, self.room.held = self.room.held, max(self.room.held, len(self.rows) + len(new))
             try:
-                fits = graphs is not None and self.width is not None and self._grouping is None and on_host
+                fits = graphs is not None and self.width is not None and on_host
                 if not fits or graphs is None or not graphs.join(self, new, rows, rng, plan.sampler):
                     self._join(rows, rng, plan.sampler, new)
                 else:
@@ -315,7 +308,7 @@ class RowBatch:
         now = self.present
         groups = now.groups
         if self.may_end:
-            groups = tuple(each for each in groups if not all(row.ended for row in self.rows[each.rows]))
+            groups = tuple(each for each in groups if not all(self.rows[i].ended for i in each.places))
         own = None if self._by_row else self.rows[0].walk.step(self.rows[0].taken)
         after, moved = advance(self.model, self.plan, replace(now, groups=groups), phases, own)
         self._own = replace(after, groups=now.groups)
@@ -358,8 +351,6 @@ class RowBatch:
         self._captured = self.model.graphs is not None and self.model.graphs.why_not(self) is None
 
     def _grouped(self, state: State, lengths: Sequence[int]) -> tuple[Group, ...]:
-        if self._grouping is not None:
-            return self._grouping(lengths)
         return row_groups(state.tokens, lengths, self.rows_per_forward, self.width is not None)
 
 
@@ -374,7 +365,8 @@ def advance(
     step = columns(*(table[now.at] for table in now.tables)) if step is None else step
     prediction, rng = None, CounterRNG.resumed(now.keys, now.calls)
     if not plan.sampler.reads_network:
-        prediction = Prediction(model.denoiser, now.groups, now.state.tokens, step.t, now.filters, now.last)
+        packing = model.packing if plan.rows_per_forward is None else None
+        prediction = Prediction(model.denoiser, now.groups, now.state.tokens, step.t, now.filters, now.last, packing)
     state = replace(now.state, memory=dict(now.state.memory))
     context = Context(model, plan, state, step, rng, prediction, now.filters)
     # decide and move

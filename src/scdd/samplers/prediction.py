@@ -1,7 +1,8 @@
 """The network as samplers use it: evaluated group by group, so that a sample's numbers do not depend on its batch.
 
 Matrix products round differently for different numbers of rows, and one last bit can turn a draw. On a CPU every sample
-is therefore its own group, cut to its own length: alone or in a batch, it goes through the very same operations. On a GPU
+is therefore its own group, cut to its own length: alone or in a batch, it goes through the very same operations. Only where
+that changes no bit do rows of one length go together (`samplers.packing` tries it). On a GPU
 all rows go together, which is fast and repeats exactly for the same batch; `rows_per_forward=m` evaluates exactly m rows at a time
 (the last group is filled up), and then a sample depends on m and on the padded length only, provided that the library rounds
 a row alike in every place among the m (`serve.sharing` tries it). The random numbers are the same in every case (`core.rng.CounterRNG`).
@@ -26,10 +27,17 @@ from scdd.ops.head import HeadStats, Top, all_logits, head_stats, redraw, top
 class Group:
     """Rows that are evaluated together, the columns they use, and how many rows fill the group up."""
 
-    rows: slice
+    rows: slice | list[int]
     length: int
     fill: int = 0
     documents: Tensor | None = None  # [n, L], −1 at padding; None where there is none
+    parts: tuple[Group, ...] = ()
+    """The groups of one row each that it was joined from, if it was."""
+
+    @property
+    def places(self) -> Sequence[int]:
+        """Of its rows in the batch."""
+        return range(self.rows.start, self.rows.stop) if isinstance(self.rows, slice) else self.rows
 
     def take(self, x: Tensor) -> Tensor:
         """The group's part of x [B, L, ...]; filling rows repeat the last one."""
@@ -80,10 +88,6 @@ class Room:
         return count if size is None else -(-count // size) * size
 
 
-Grouping = Callable[[Sequence[int]], tuple[Group, ...]]
-"""Rows of these lengths as groups, in their order."""
-
-
 def row_groups(
     z: Tensor, lengths: Sequence[int] | None = None, rows_per_forward: int | None = None, masked: bool = False
 ) -> tuple[Group, ...]:
@@ -123,6 +127,12 @@ class Known(NamedTuple):
         """Whether the group has not changed."""
         return documents is self.documents and torch.equal(tokens, self.tokens)
 
+    def part(self, row: int, length: int) -> Known:
+        """Of one row of a joined group."""
+        own = slice(row * length, (row + 1) * length)
+        stats = None if self.stats is None else HeadStats(self.stats.log_total[own], self.stats.log_p_z[own], None)
+        return Known(self.tokens[row : row + 1], None, self.hidden[row : row + 1], stats)
+
 
 class Prediction:
     """x_θ(z_t, t) at every position, and the questions that a sampler may ask of it. Shapes [B, L] throughout."""
@@ -135,34 +145,43 @@ class Prediction:
         t: float | Tensor,
         filters: Filters = NO_FILTERS,
         before: Prediction | None = None,
+        packing: Callable[[Sequence[Group]], list[Group]] | None = None,
     ) -> None:
         """Evaluates the network, for the rows of `groups` (those that have finished may be left out).
 
         t and the filters' temperature are numbers, or columns [B, 1]: each row's own. `before` is an evaluation of the same rows with the
         same filters: groups whose tokens are still the same are not evaluated again, if the network looks at nothing else.
+        `packing` joins groups of one row each before they are evaluated.
         """
-        self._head, self._groups, self._z = denoiser.head, groups, z_t
-        self._filters = [_spread_filters(filters, group) for group in groups]
-        self._tokens = [group.take(z_t) for group in groups]
         known = {} if before is None else before._known()
-        found = [known.get(_place(group)) for group in groups]
-        self._same = [
-            each if each is not None and each.holds(tokens, group.documents) else None
-            for each, group, tokens in zip(found, groups, self._tokens, strict=True)
-        ]
+        found = [(group, known.get(_place(group))) for group in groups]
+        same = [(group, old) for group, old in found if old is not None and old.holds(group.take(z_t), group.documents)]
+        kept = {_place(group) for group, _ in same}
+        new = [group for group in groups if _place(group) not in kept]
+        if packing is not None:
+            new = packing(new)
+        self._head, self._z = denoiser.head, z_t
+        self._groups = [*(group for group, _ in same), *new]
+        self._same = [*(old for _, old in same), *[None] * len(new)]
+        self._filters = [_spread_filters(filters, group) for group in self._groups]
+        self._tokens = [group.take(z_t) for group in self._groups]
         self._hidden = [
-            denoiser.hidden(tokens, _times(t, group, tokens), group.documents) if same is None else same.hidden
-            for group, tokens, same in zip(groups, self._tokens, self._same, strict=True)
+            denoiser.hidden(tokens, _times(t, group, tokens), group.documents) if old is None else old.hidden
+            for group, tokens, old in zip(self._groups, self._tokens, self._same, strict=True)
         ]
         self._log_p_z: Tensor | None = None
 
-    def _known(self) -> dict[tuple[int, int, int], Known]:
-        """What was found of each group, by where it is."""
+    def _known(self) -> dict[Place, Known]:
+        """What was found of each group, by where it is; of joined ones, of each row."""
         stats: Sequence[HeadStats | None] = self.__dict__.get("_stats", [None] * len(self._groups))
-        return {
-            _place(group): Known(tokens, group.documents, hidden, each)
-            for group, tokens, hidden, each in zip(self._groups, self._tokens, self._hidden, stats, strict=True)
-        }
+        found: dict[Place, Known] = {}
+        for group, tokens, hidden, each in zip(self._groups, self._tokens, self._hidden, stats, strict=True):
+            whole = Known(tokens, group.documents, hidden, each)
+            if not group.parts:
+                found[_place(group)] = whole
+            for row, part in enumerate(group.parts):
+                found[_place(part)] = whole.part(row, group.length)
+        return found
 
     @property
     def log_p_z(self) -> Tensor:
@@ -242,13 +261,17 @@ class Prediction:
         dtype = values[0].dtype if values else torch.float32
         out = torch.full((*whole, *tail), fill, dtype=dtype, device=self._z.device)
         for group, value in zip(self._groups, values, strict=True):
-            count = group.rows.stop - group.rows.start
+            count = len(group.places)
             rows = value.reshape(count + group.fill, group.length, *tail)
             out[group.rows, : group.length] = rows[:count]
         return out
 
 
-def _place(group: Group) -> tuple[int, int, int]:
+Place = tuple[int, int, int]
+
+
+def _place(group: Group) -> Place:
+    assert isinstance(group.rows, slice)
     return group.rows.start, group.rows.stop, group.length
 
 

@@ -137,9 +137,8 @@ class Batches:
             same = live.process is model.process and live.shape == shape and live.owner is owner
             if same and live not in barred and live.batch.takes(plan, rules):
                 return live
-        grouping = self._sharing.groups if self._sharing.grouping else None
         patience = PATIENCE if self.ahead else 0
-        batch = RowBatch(replace(model, denoiser=self._denoiser), plan, shape.width, grouping, shape.fewer, patience)
+        batch = RowBatch(replace(model, denoiser=self._denoiser), plan, shape.width, shape.fewer, patience)
         self._lives.append(Live(batch, model.process, shape, owner))
         return self._lives[-1]
 

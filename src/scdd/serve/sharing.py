@@ -1,37 +1,30 @@
-"""How many rows may go through the network together: as many as change no bit of anybody's answer.
+"""How many rows of a GPU go through the network together, so that nobody's answer depends on the others'.
 
-Whether a matrix product rounds a row otherwise in company depends on the machine's library, the shapes and the threads. So
-it is tried, on random rows, before rows of some length are first evaluated k at a time, and k is used for that length only if
-everything that a sampler can see of them agrees bit by bit. On a CPU, k rows together must be what they are one by one. On a
-GPU every evaluation has k rows of one of a few widths, filled up, since other shapes mean other kernels; there a row must be the
-same in every place, which it is not where a library divides a product of few tiles among all processors. Where rows are few, fewer
-than k are evaluated, if a row is the same among so many as among k.
+Whether a matrix product rounds a row otherwise in company depends on the machine's library and the shapes, so it is tried before rows of
+some length are first evaluated (on a CPU, `samplers.packing` does). Every evaluation has k rows of one of a few widths,
+filled up, since other shapes mean other kernels; there a row must be the same in every place, which it is not where a library divides a
+product of few tiles among all processors. Where rows are few, fewer than k are evaluated, if a row is the same among so many as
+among k.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from scdd.core.rng import CounterRNG, integers, uniforms
 from scdd.lm.model import LM
 from scdd.models.graphed import Graphed
-from scdd.ops.common import EVEN, Filters, compute_weights, raw_logits
-from scdd.samplers.prediction import Group, Prediction, row_groups, rows_for
+from scdd.samplers.packing import random_rows, seen
+from scdd.samplers.prediction import Group, row_groups, rows_for
 
 log = logging.getLogger("scdd.serve")
-SIZES = (8, 4, 2)  # of groups
 FEW = (1, 4, 16)  # rows of evaluations on a GPU, tried besides the usual number
 TRIALS = 8  # evaluations of so few
-LONGEST, MOST = 512, 2048
-"""Tokens of rows that share an evaluation on a CPU, and of all of them: longer ones fill the cores alone."""
 NARROW, FRAME = 128, 8  # the least width has so many columns for text, and room for its frame
-FILTERS = Filters(top_p=0.9)
 
 
 class Shape(NamedTuple):
@@ -41,7 +34,7 @@ class Shape(NamedTuple):
     """Of all rows; None where they are padded to one width."""
     width: int | None = None
     rows: int | None = None
-    """Of every evaluation, filled up; None: as many as `Sharing.groups` finds."""
+    """Of every evaluation, filled up; None: as many as agree (`samplers.packing`), or all."""
     fewer: tuple[int, ...] = ()
     """Rows of evaluations that give the same bits as `rows` do, ascending."""
 
@@ -54,12 +47,12 @@ class Sharing:
     """Remembers what was tried."""
 
     def __init__(self, lm: LM, fixed: int | None) -> None:
-        """`fixed`: evaluate this many rows always, filled up (a GPU), or more where these do not agree."""
+        """`fixed`: evaluate this many rows always, filled up (a GPU), or more where these do not agree; None: on a CPU."""
         self._lm, self._fixed = lm, fixed
         self._tried: dict[tuple[int, int], bool] = {}
         self._few: dict[tuple[int, int], tuple[int, ...]] = {}
         self._shapes: dict[int, Shape] = {}
-        self._able = (fixed is not None or lm.device.type == "cpu") and not lm.engine.autoregressive
+        self._able = fixed is not None and not lm.engine.autoregressive
 
     def shape(self, length: int) -> Shape:
         """That of rows of this length, [BOS] and [EOS] included; it depends on nothing else."""
@@ -68,7 +61,7 @@ class Sharing:
         return self._shapes[length]
 
     def _shape(self, length: int) -> Shape:
-        if not self._able or self._fixed is None:
+        if self._fixed is None or not self._able:
             return Shape(length, rows=self._fixed)
         width = self._width(length)
         sizes = (self._fixed, 2 * self._fixed, 4 * self._fixed)  # or the next that agrees; one row always does
@@ -84,27 +77,12 @@ class Sharing:
             columns *= 2
         return min(columns + FRAME, self._lm.context)
 
-    @property
-    def grouping(self) -> bool:
-        """Whether `groups` says which rows are evaluated together."""
-        return self._able and self._fixed is None
-
-    def groups(self, lengths: Sequence[int]) -> tuple[Group, ...]:
-        """Rows of one length in the largest groups that agree, on a CPU; none is filled up."""
-        groups, at, length = [], 0, lengths[0]
-        sizes = [k for k in SIZES if k * length <= MOST and length <= LONGEST]
-        while at < len(lengths):
-            fitting = (k for k in sizes if k <= len(lengths) - at and self._agrees(k, length))
-            size = next(fitting, 1)
-            groups.append(Group(slice(at, at + size), length))
-            at += size
-        return tuple(groups)
-
     def evaluations(self, shape: Shape, rows: int) -> tuple[int, int]:
         """(Calls of the network for a step of so many rows, rows of these calls)."""
-        if self.grouping:
+        packing = self._lm.engine.model.packing
+        if packing is not None and self._fixed is None:
             assert shape.length is not None
-            return len(self.groups([shape.length] * rows)), rows
+            return len(packing.sizes(rows, shape.length)), rows
         size = shape.size(rows)
         if size is None or not self._able:
             return 1, rows
@@ -113,12 +91,9 @@ class Sharing:
 
     def _agrees(self, size: int, length: int) -> bool:
         if (size, length) not in self._tried:
-            if self._fixed is not None:
-                agree, harm = self._places_agree(size, length), "their place would count"
-            else:
-                agree, harm = self._head_agrees and self._rows_agree(size, length), "they would round otherwise here"
+            agree = self._places_agree(size, length)
             if not agree:
-                log.warning("Rows of %d tokens do not go %d at a time: %s.", length, size, harm)
+                log.warning("Rows of %d tokens do not go %d at a time: their place would count.", length, size)
             self._tried[size, length] = agree
         return self._tried[size, length]
 
@@ -152,35 +127,10 @@ class Sharing:
             self._few[size, width] = () if compiled else tuple(k for k in FEW if k < size and agree(k))
         return self._few[size, width]
 
-    def _rows_agree(self, size: int, length: int) -> bool:
-        """Together and one by one."""
-        z, u = self._random(size, length)
-        together, apart = (self._seen(z, u, row_groups(z, None, k)) for k in (size, None))
-        return all(torch.equal(a, b) for a, b in zip(together, apart, strict=True))
-
     def _random(self, size: int, length: int) -> tuple[Tensor, Tensor]:
-        """Random rows, half of them masks, and numbers to draw with."""
-        vocab, source = self._lm.tokenizer.vocab, CounterRNG(length, range(size))
-        tokens = vocab.token(integers(vocab.K, (size, length), source))
-        z = torch.where(uniforms((size, length), source) < 0.5, vocab.mask_id, tokens)
-        return z.to(self._lm.device), uniforms((size, length), source).to(self._lm.device)
+        z, u = random_rows(self._lm.tokenizer.vocab, size, length)
+        return z.to(self._lm.device), u.to(self._lm.device)
 
-    @torch.no_grad()
     def _seen(self, z: Tensor, u: Tensor, groups: Sequence[Group]) -> list[Tensor]:
-        """What a sampler can see of the rows."""
-        denoiser, everywhere = self._lm.engine.model.denoiser, torch.ones_like(u, dtype=torch.bool)
-        prediction, quality = Prediction(denoiser, groups, z, 0.5, FILTERS), self._lm.engine.model.quality
-        judged = [] if quality is None else [prediction.apply(quality)]
-        return [prediction.log_p_z, *prediction.draw(everywhere, u), *prediction.top(), *judged]
-
-    @cached_property
-    @torch.no_grad()
-    def _head_agrees(self) -> bool:
-        """The head's product for 16, 32, … rows: samplers ask for as many as move, so their number changes all the time."""
-        head = self._lm.network.head
-        numbers = uniforms((512, head.weight.shape[1]), CounterRNG(0, range(512))) - 0.5
-        hidden = numbers.to(torch.float32 if head.scale is not None else head.weight.dtype).to(head.weight.device)
-        weight, bias = compute_weights(hidden, head)
-        whole = raw_logits(hidden, weight, bias)
-        counts = (EVEN * n for n in (1, 2, 3, 4, 5, 6, 7, 8, 12, 16))
-        return all(torch.equal(raw_logits(hidden[:n], weight, bias), whole[:n]) for n in counts)
+        model = self._lm.engine.model
+        return seen(model.denoiser, model.quality, groups, z, u)

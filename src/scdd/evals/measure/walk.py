@@ -226,7 +226,7 @@ def repaired(
     done: list[list[int]] = []
     for start in range(0, len(z), batch_size):
         batch = slice(start, start + batch_size)
-        best = likeliest(model.denoiser, z[batch], repair.strength)
+        best = likeliest(model, z[batch], repair.strength)
         done += one_pass(best, z[batch], frozen[batch], repair.threshold).tolist()
         watch(len(z[batch]))
     return done
