@@ -39,10 +39,11 @@ from scdd.processes.scdd import SCDD
 from scdd.samplers.ancestral import Ancestral
 from scdd.samplers.base import Model, grid
 from scdd.samplers.graphs import StepGraphs
-from scdd.samplers.loop import TokenRows, sample_loop
+from scdd.samplers.loop import sample_loop
 from scdd.samplers.p2 import P2
 from scdd.samplers.plan import SamplingPlan
 from scdd.samplers.remdm import Remdm
+from scdd.samplers.step import TokenRows
 from scdd.schedules.masked import Masked
 from scdd.schedules.peaked import Peaked
 

@@ -44,7 +44,7 @@ from scdd.lm.loading import load  # noqa: E402
 from scdd.lm.model import LM  # noqa: E402
 from scdd.lm.run import Engine  # noqa: E402
 from scdd.samplers.graphs import Replay, StepGraphs  # noqa: E402
-from scdd.samplers.loop import RowBatch  # noqa: E402
+from scdd.samplers.row_batch import RowBatch  # noqa: E402
 from scdd.samplers.sight import Sight  # noqa: E402
 from scdd.serve.app import app_of  # noqa: E402
 from scdd.serve.fronts import Fronts  # noqa: E402

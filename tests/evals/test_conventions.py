@@ -25,9 +25,10 @@ from scdd.processes.base import Process
 from scdd.processes.mdlm import MDLM
 from scdd.processes.scdd import SCDD
 from scdd.samplers.base import Context, Model, Tokens
-from scdd.samplers.loop import TokenRows, sample_loop
+from scdd.samplers.loop import sample_loop
 from scdd.samplers.options import SamplingOptions
 from scdd.samplers.plan import Walk, make_plan
+from scdd.samplers.step import TokenRows
 from scdd.schedules.masked import Masked
 from scdd.schedules.peaked import Peaked
 from tests import authors

@@ -18,9 +18,10 @@ from scdd.ops.common import NO_FILTERS, Filters
 from scdd.processes.autoregressive import Autoregressive
 from scdd.processes.base import Process
 from scdd.samplers.base import Model, Sampler
-from scdd.samplers.loop import Frame, TokenRows, sample_loop
+from scdd.samplers.loop import Frame, sample_loop
 from scdd.samplers.options import SamplingOptions
 from scdd.samplers.plan import SamplingPlan
+from scdd.samplers.step import TokenRows
 
 Array = NDArray[np.float64]
 

@@ -22,10 +22,10 @@ from scdd.samplers.ar import Ar
 from scdd.samplers.base import Model
 from scdd.samplers.gidd_correct import GiddCorrect
 from scdd.samplers.informed import Informed
-from scdd.samplers.loop import TokenRows
 from scdd.samplers.p2 import P2
 from scdd.samplers.prism import Prism
 from scdd.samplers.remdm import Remdm
+from scdd.samplers.step import TokenRows
 from scdd.samplers.threshold import Threshold
 from scdd.schedules.masked import Masked
 from scdd.schedules.peaked import Peaked

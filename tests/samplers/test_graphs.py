@@ -27,9 +27,11 @@ from scdd.samplers.ancestral import Ancestral
 from scdd.samplers.base import Context, Model, Sampler, grid
 from scdd.samplers.graphs import Replay, StepGraphs
 from scdd.samplers.last_pass import argmax
-from scdd.samplers.loop import Frame, RowBatch, Seen, TokenRows, sample_loop
+from scdd.samplers.loop import Frame, sample_loop
 from scdd.samplers.options import SamplingOptions
 from scdd.samplers.plan import SamplingPlan
+from scdd.samplers.row_batch import RowBatch
+from scdd.samplers.step import Seen, TokenRows
 
 from .test_row_batch import CASES, NOISY, VOCAB, Patient, Told, alone, asked, fits, model, together, walked
 

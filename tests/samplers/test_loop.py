@@ -29,11 +29,12 @@ from scdd.samplers.base import Model, Sampler, grid
 from scdd.samplers.gidd_correct import GiddCorrect
 from scdd.samplers.informed import Informed
 from scdd.samplers.intrinsic import intrinsic
-from scdd.samplers.loop import KINDS, REMASKED, Frame, TokenRows
+from scdd.samplers.loop import Frame
 from scdd.samplers.options import Final
 from scdd.samplers.p2 import P2
 from scdd.samplers.prism import Prism
 from scdd.samplers.remdm import Remdm
+from scdd.samplers.step import KINDS, REMASKED, TokenRows
 from scdd.samplers.threshold import Threshold
 from scdd.schedules.curves import Polynomial
 from scdd.schedules.decoupled import Decoupled

@@ -15,11 +15,12 @@ from scdd.models.dit import DiT
 from scdd.models.options import DiTConfig
 from scdd.ops.common import Filters
 from scdd.samplers.base import Model, grid
-from scdd.samplers.loop import Frame, TokenRows, sample_loop
+from scdd.samplers.loop import Frame, sample_loop
 from scdd.samplers.options import SamplingOptions
 from scdd.samplers.packing import LONGEST, MOST, SIZES, Packing, joined
 from scdd.samplers.plan import SamplingPlan
 from scdd.samplers.prediction import Group, Prediction, row_groups
+from scdd.samplers.step import TokenRows
 
 from .test_row_batch import CASES, NOISY, VOCAB, alone, asked, model, together
 

@@ -30,10 +30,12 @@ from scdd.samplers.ar import Ar
 from scdd.samplers.base import Context, Model, Sampler, grid
 from scdd.samplers.gidd_correct import GiddCorrect
 from scdd.samplers.last_pass import argmax
-from scdd.samplers.loop import BatchRow, Frame, RowBatch, TokenRows, sample_loop
+from scdd.samplers.loop import Frame, sample_loop
 from scdd.samplers.options import Final, SamplingOptions
 from scdd.samplers.plan import SamplingPlan, Walk
 from scdd.samplers.remdm import Remdm
+from scdd.samplers.row_batch import BatchRow, RowBatch
+from scdd.samplers.step import TokenRows
 from scdd.samplers.threshold import Threshold
 from scdd.schedules.masked import Masked
 from scdd.schedules.peaked import Peaked

@@ -16,7 +16,7 @@ import torch
 from scdd.lm.model import LM
 from scdd.lm.run import Engine
 from scdd.samplers.graphs import Replay, StepGraphs
-from scdd.samplers.loop import RowBatch
+from scdd.samplers.row_batch import RowBatch
 from scdd.samplers.sight import Sight
 
 pytest.importorskip("fastapi", reason="needs fastapi: pip install -e '.[serve]'")

@@ -28,7 +28,7 @@ class Trajectory:
 
     start: Tensor  # [L] int64, the tokens before the first step
     tokens: Tensor  # [F, L] int64
-    moved: Tensor  # [F, L] int8, by number as `samplers.loop.KINDS` names them
+    moved: Tensor  # [F, L] int8, by number as `samplers.step.KINDS` names them
     log_p: Tensor  # [F, L] float32: log x_θ of each token; NaN unknown, −∞ at masks
     moments: tuple[Moment, ...]
     tokenizer: TextTokenizer

@@ -21,8 +21,9 @@ from scdd.lm.results import Moment, Sample, Trajectory
 from scdd.lm.rows import Row
 from scdd.processes.autoregressive import Autoregressive
 from scdd.samplers.base import Model
-from scdd.samplers.loop import Frame, TokenRows, sample_loop
+from scdd.samplers.loop import Frame, sample_loop
 from scdd.samplers.plan import SamplingPlan
+from scdd.samplers.step import TokenRows
 
 GOLDEN = 0x9E3779B97F4A7C15  # sets the windows of one text apart in the random numbers
 

@@ -31,11 +31,12 @@ from scdd.models.graphed import Graphed
 from scdd.ops.common import HAS_TRITON
 from scdd.ops.head import KEEP_BYTES
 from scdd.samplers.base import Model, Sampler, State
-from scdd.samplers.loop import BatchRow, RowBatch, Seen, TokenRows, begin
 from scdd.samplers.places import Shape, Size, made, stepped
 from scdd.samplers.plan import by_row, company
 from scdd.samplers.records import beginnings
+from scdd.samplers.row_batch import BatchRow, RowBatch
 from scdd.samplers.sight import Sight
+from scdd.samplers.step import Seen, TokenRows, begin
 
 if TYPE_CHECKING:
     from torch.cuda import CUDAGraph

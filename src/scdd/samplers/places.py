@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from scdd.samplers.base import Model, State
-from scdd.samplers.loop import BatchRow, Present, RowBatch, Seen, advance
 from scdd.samplers.plan import NUMBERS, REALS, SamplingPlan, Walk
 from scdd.samplers.prediction import Group
 from scdd.samplers.records import Layout, send, state_fields
+from scdd.samplers.row_batch import BatchRow, RowBatch
 from scdd.samplers.sight import Array, Flat, Sight
+from scdd.samplers.step import Present, Seen, advance
 
 if TYPE_CHECKING:
     from scdd.samplers.graphs import Replay

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from scdd.core.rng import CounterRNG
 from scdd.samplers.base import Sampler, State
-from scdd.samplers.loop import TokenRows
 from scdd.samplers.sight import ALIGNED, Array
+from scdd.samplers.step import TokenRows
 
 OWN = "own."  # before the names of what a sampler keeps of a row
 

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scdd.samplers.loop import RowBatch, Seen
+from scdd.samplers.row_batch import RowBatch
+from scdd.samplers.step import Seen
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ALIGNED = 16  # bytes

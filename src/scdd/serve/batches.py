@@ -1,7 +1,7 @@
 """Texts under way: batches whose rows each take a step of their own walk at a time.
 
 A text joins a batch at its next step and leaves it at its end, or when nobody wants it any more. Which batch it goes to follows
-from its own settings and length (`sharing`), and what it becomes there does not depend on its company (`samplers.loop.RowBatch`).
+from its own settings and length (`sharing`), and what it becomes there does not depend on its company (`samplers.row_batch.RowBatch`).
 
 On a GPU the next step is launched before the last one is looked at: where a walk ends is known beforehand, so places are given to others
 at once, and texts are settled and answered while the GPU computes. Samplers that may end rows early are looked at after each step.
@@ -17,8 +17,8 @@ from scdd.core.options import altered
 from scdd.lm.results import Sample
 from scdd.lm.run import Ending, Text, numbers, sample_of, settle, token_rows
 from scdd.processes.base import Process
-from scdd.samplers.loop import RowBatch
 from scdd.samplers.plan import SamplingPlan, by_row, company
+from scdd.samplers.row_batch import RowBatch
 from scdd.samplers.sight import Shown, Sight, launch
 from scdd.serve.entries import Ask, Entry, Live, Look, Wanted
 from scdd.serve.jobs import Abandoned, Job, cost

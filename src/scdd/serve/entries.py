@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from scdd.lm.run import Due
-from scdd.samplers.loop import BatchRow, RowBatch
+from scdd.samplers.row_batch import BatchRow, RowBatch
 from scdd.samplers.sight import Sight
 from scdd.serve.jobs import Job
 from scdd.serve.sharing import Shape

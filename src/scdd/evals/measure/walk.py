@@ -22,9 +22,10 @@ from scdd.lm.model import LM
 from scdd.lm.repair import likeliest, one_pass
 from scdd.ops.common import Filters
 from scdd.samplers.base import Context, Grid, Model, Sampler, Tokens, certain, grid
-from scdd.samplers.loop import CORRECTED, REMASKED, UNMASKED, TokenRows, sample_loop
+from scdd.samplers.loop import sample_loop
 from scdd.samplers.options import DRAWING, SamplingOptions, sampler_name, sampler_options
 from scdd.samplers.plan import SamplingPlan, make_plan
+from scdd.samplers.step import CORRECTED, REMASKED, UNMASKED, TokenRows
 
 # What the first measurements did not know is left out at what it always was: their names must stay.
 LATER_SETTINGS = {"start": 1.0, "tolerance": None, "nucleus": None, "last_pass": None, "convention": "ours"}
