@@ -181,6 +181,18 @@ def test_unchanged(run: Run, tmp_path: Path) -> None:
     assert line["changed"]["evaluations"] < line["all"]["evaluations"]
 
 
+def test_packing(run: Run, tmp_path: Path) -> None:
+    """It stops by itself where texts differ."""
+    found, model = tmp_path / "found.json", tiny.checkpoint(tmp_path / "model")
+    out = run(
+        "packing", "--model", model, "--lengths", 9, "--steps", 8, "--rounds", 1, "--dtype", "float32", "--json", found
+    )
+    assert "first" in out
+    [line] = json.loads(found.read_text())
+    assert line["texts"] == 8
+    assert min(line["apart"]["peak_mib"], line["together"]["first"], line["together"]["second"]) > 0
+
+
 def test_prepare(run: Run, text: Path) -> None:
     sizes = ("--length", 16, "--batch-size", 4, "--batches", 3)
     out = run("prepare", text, "--workers", 1, 2, "--train-tokenizer", 300, *sizes)
