@@ -24,7 +24,8 @@ from scdd.lm.edits.candidates import Candidate, deletions, for_word, may_insert,
 from scdd.lm.edits.channel import FEATURES, GROUPS, KINDS, Channel, distance, easy, features, shift, usual_channel
 from scdd.lm.edits.draft import Draft
 from scdd.lm.edits.fills import drawn
-from scdd.lm.edits.lexicon import Lexicon, english, packed, unpacked, within_one
+from scdd.lm.edits.lexicon import Lexicon, english, packed, unpacked
+from scdd.lm.edits.near import within_one
 from scdd.lm.edits.reading import Query, Reader
 from scdd.lm.edits.search import Editor, windows
 from scdd.lm.edits.survey import doubts

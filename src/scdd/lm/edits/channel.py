@@ -18,7 +18,8 @@ from typing import Any
 from scdd.core.errors import UserError
 from scdd.lm.edits.candidates import FAMILIAR, Candidate
 from scdd.lm.edits.grammar import formed
-from scdd.lm.edits.lexicon import UNKNOWN, Lexicon, within_one
+from scdd.lm.edits.lexicon import UNKNOWN, Lexicon
+from scdd.lm.edits.near import within_one
 from scdd.lm.edits.reading import Query, Reader
 from scdd.lm.edits.words import Word
 
