@@ -29,7 +29,7 @@ class Trajectory:
     start: Tensor  # [L] int64, the tokens before the first step
     tokens: Tensor  # [F, L] int64
     moved: Tensor  # [F, L] int8, by number as `samplers.step.KINDS` names them
-    log_p: Tensor  # [F, L] float32: log x_θ of each token; NaN unknown, −∞ at masks
+    log_p: Tensor  # [F, L] float32: log x_θ, as it was drawn from (after the filters), of each token; NaN unknown, −∞ at masks
     moments: tuple[Moment, ...]
     tokenizer: TextTokenizer
 

@@ -88,7 +88,7 @@ def _places(cutter: Cutter, tokens: Sequence[int]) -> list[int]:
 
 
 def _logprobs(cutter: Cutter, sample: Sample, end: int) -> dict[str, Any]:
-    """log x_θ of each token of the text as the last step that saw it left it; null where it is not known."""
+    """log x_θ, as it was drawn from, of each token of the text, as the last step that saw it left it; null where it is not known."""
     tokens, start = cutter.inside(sample.tokens), len(cutter.echo)
     offsets = [start + place for place in _places(cutter, tokens)]
     if start + len(cutter.decoded(tokens)) > end:  # a stop has cut the text

@@ -90,7 +90,7 @@ class Completion(_Asked):
     best_of: ask.Count | None = None
     """Must equal n: texts are not ranked."""
     logprobs: Annotated[ask.Whole, Field(ge=0, le=5)] | None = None
-    """log x_θ of each token as of the last step; alternatives are not given."""
+    """log x_θ of each token as of the last step, after temperature, top-p and top-k; alternatives are not given."""
     echo: ask.Flag | None = False
     """Begin the text with the prompt."""
 
