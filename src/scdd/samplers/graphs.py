@@ -32,7 +32,7 @@ from scdd.ops.common import HAS_TRITON
 from scdd.ops.head import KEEP_BYTES
 from scdd.samplers.base import Model, Sampler, State
 from scdd.samplers.places import Shape, Size, made, stepped
-from scdd.samplers.plan import by_row, company
+from scdd.samplers.plan import batch_rules, by_row
 from scdd.samplers.records import beginnings
 from scdd.samplers.row_batch import BatchRow, RowBatch
 from scdd.samplers.sight import Sight
@@ -99,7 +99,7 @@ class StepGraphs:
         if not by_row(plan):
             return f"the sampler {plan.sampler.name}, or a last pass of your own, sees one step for all rows"
         try:
-            hash(company(plan))
+            hash(batch_rules(plan))
         except TypeError:
             return f"the sampler {plan.sampler.name} cannot be told from others: make it a frozen dataclass"
         if self._given:
@@ -176,7 +176,14 @@ class StepGraphs:
     def _shape_of(self, batch: RowBatch, like: Callable[[], State]) -> Shape:
         """The tensors that the batch's rows, which have what those of `like` have, belong into."""
         size, network = _size(batch), _network(batch.model)
-        key = company(batch.plan), size, id(batch.model.process), id(batch.model.quality), id(network), _weights(batch)
+        key = (
+            batch_rules(batch.plan),
+            size,
+            id(batch.model.process),
+            id(batch.model.quality),
+            id(network),
+            _weights(batch),
+        )
         if key not in self._shapes:
             while len(self._shapes) >= self._most:
                 self._shapes.popitem(last=False)[1].give_back()

@@ -172,7 +172,7 @@ Convention = Literal["ours", "authors"]
 
 
 @dataclass(frozen=True)
-class Customs:
+class ConventionSettings:
     """What a convention decides where nobody chose."""
 
     nucleus: Nucleus
@@ -184,9 +184,9 @@ class Customs:
     those of clean text."""
 
 
-CONVENTIONS: dict[Convention, Customs] = {
-    "ours": Customs("crossing", "none", scale=1.0, end=0.0),
-    "authors": Customs("below", "argmax", scale=0.999, end=1e-5),
+CONVENTIONS: dict[Convention, ConventionSettings] = {
+    "ours": ConventionSettings("crossing", "none", scale=1.0, end=0.0),
+    "authors": ConventionSettings("below", "argmax", scale=0.999, end=1e-5),
 }
 """authors: as the code behind the paper draws. Its step and its last pass are in `tests/evals/test_conventions.py`."""
 

@@ -98,7 +98,7 @@ class SamplingPlan(Options):
         return len(self.times) - 1
 
 
-def company(plan: SamplingPlan) -> tuple[object, ...]:
+def batch_rules(plan: SamplingPlan) -> tuple[object, ...]:
     """Rows of plans that agree in this may share evaluations, whatever their times and temperatures (`loop.RowBatch`)."""
     filters = replace(plan.filters, temperature=1.0)
     rules = (plan.sampler, filters, plan.draw_filters, plan.last_pass, plan.final, plan.tolerance)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from scdd.core.rng import CounterRNG
 from scdd.samplers.base import Model, Sampler, State
-from scdd.samplers.plan import SamplingPlan, Walk, by_row, company
+from scdd.samplers.plan import SamplingPlan, Walk, batch_rules, by_row
 from scdd.samplers.prediction import Group, Room, row_groups
 from scdd.samplers.step import Present, Seen, TokenRows, advance, begin, phases_of, shown
 
@@ -68,14 +68,14 @@ class RowBatch:
         self.weights: list[Tensor] | None = None  # the network's, once `graphs` has asked
         self._own: Present | None = None
         self._captured = False
-        self._by_row, self._company = by_row(plan), company(plan)
+        self._by_row, self._rules = by_row(plan), batch_rules(plan)
         self.may_end = plan.sampler.finishes or plan.tolerance is not None  # rows may, before their walk does
         self._walks: dict[object, Walk] = {}
 
     def takes(self, plan: SamplingPlan, rules: tuple[object, ...] | None = None) -> bool:
-        """Whether rows of this plan, whose `company` is known or not, may join now. Samplers that see one step for all rows, or read
+        """Whether rows of this plan, whose `batch_rules` are known or not, may join now. Samplers that see one step for all rows, or read
         the network themselves with a cache that grows (ar), walk with those they began with."""
-        return (company(plan) if rules is None else rules) == self._company and (self._by_row or not self.rows)
+        return (batch_rules(plan) if rules is None else rules) == self._rules and (self._by_row or not self.rows)
 
     @property
     def device(self) -> torch.device:
@@ -246,10 +246,10 @@ class RowBatch:
 
     def _arrange(self, state: State, keys: Tensor, calls: Tensor) -> None:
         """Make `present` anew, of whoever is here now."""
-        device, heats, lengths = keys.device, [r.temperature for r in self.rows], [r.length for r in self.rows]
+        device, temperatures, lengths = keys.device, [r.temperature for r in self.rows], [r.length for r in self.rows]
         # On a GPU never as a number, which kernels round with in another way: a row's bits would tell its company.
-        own_heats = len(set(heats)) > 1 or (self._by_row and keys.is_cuda)
-        each = torch.tensor(heats, dtype=torch.float64, device=device)[:, None] if own_heats else heats[0]
+        several = len(set(temperatures)) > 1 or (self._by_row and keys.is_cuda)
+        each = torch.tensor(temperatures, dtype=torch.float64, device=device)[:, None] if several else temperatures[0]
         walks = list({id(row.walk): row.walk for row in self.rows}.values())
         starts = dict(zip(map(id, walks), accumulate(map(len, walks), initial=0), strict=False))
         real, whole = zip(*(walk.table() for walk in walks), strict=True)

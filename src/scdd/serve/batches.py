@@ -17,7 +17,7 @@ from scdd.core.options import altered
 from scdd.lm.results import Sample
 from scdd.lm.run import Ending, Text, numbers, sample_of, settle, token_rows
 from scdd.processes.base import Process
-from scdd.samplers.plan import SamplingPlan, by_row, company
+from scdd.samplers.plan import SamplingPlan, batch_rules, by_row
 from scdd.samplers.row_batch import RowBatch
 from scdd.samplers.sight import Shown, Sight, launch
 from scdd.serve.entries import Ask, Entry, Live, Look, Wanted
@@ -132,7 +132,7 @@ class Batches:
     def _live(self, job: Job, plan: SamplingPlan, shape: Shape, barred: Sequence[Live] = ()) -> Live:
         """The batch that a row goes to."""
         assert job.run is not None
-        model, owner, rules = job.run.engine.model, job if job.alone else None, company(plan)
+        model, owner, rules = job.run.engine.model, job if job.alone else None, batch_rules(plan)
         for live in self._lives:
             same = live.process is model.process and live.shape == shape and live.owner is owner
             if same and live not in barred and live.batch.takes(plan, rules):
