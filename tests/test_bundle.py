@@ -195,7 +195,7 @@ def test_hub_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     folder, asked = save(tmp_path / "run"), []
 
-    def download(name: str, revision: str | None, allow_patterns: list[str]) -> str:
+    def download(name: str, revision: str | None, allow_patterns: list[str], local_files_only: bool) -> str:
         asked.append((name, revision, "model.safetensors" in allow_patterns))
         return str(folder)
 
@@ -209,5 +209,7 @@ def test_hub_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         raise ConnectionError("no route\nlong story")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
-    with pytest.raises(UserError, match=r"someone/model.*no route"):
-        read("someone/model")
+    for cached, said in ((False, "no route"), (True, "cannot be reached, and the cache does not have it")):
+        monkeypatch.setattr("scdd.bundle.hub.cached_only", lambda cached=cached: cached)
+        with pytest.raises(UserError, match=rf"someone/model.*{said}"):
+            read("someone/model")

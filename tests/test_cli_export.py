@@ -223,7 +223,7 @@ def test_a_hub_id(export: Export, run: Path, tmp_path: Path, monkeypatch: pytest
     (snapshot / "README.md").symlink_to(tmp_path / "blob")  # as its cache keeps files
     asked: list[str] = []
 
-    def download(name: str, revision: str | None, allow_patterns: list[str]) -> str:
+    def download(name: str, revision: str | None, allow_patterns: list[str], local_files_only: bool) -> str:
         asked.extend(allow_patterns)
         return str(snapshot)
 

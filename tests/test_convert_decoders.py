@@ -168,7 +168,7 @@ def test_a_hub_id_fetches_what_is_needed_and_no_more(tmp_path: Path, monkeypatch
 
     source, asked = folder_of(tmp_path / "hf", model_of("qwen2")), []
 
-    def download(name: str, revision: str | None, allow_patterns: list[str]) -> str:
+    def download(name: str, revision: str | None, allow_patterns: list[str], local_files_only: bool) -> str:
         asked.append(allow_patterns)
         return str(source)
 
@@ -257,7 +257,9 @@ def test_a_gguf_file(tmp_path: Path, family: str, tied: bool, monkeypatch: pytes
     assert found.extra["chat_template"] == CHAT
     import huggingface_hub
 
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *asked, revision: str(tmp_path / asked[1]))
+    monkeypatch.setattr(
+        huggingface_hub, "hf_hub_download", lambda *asked, revision, local_files_only: str(tmp_path / asked[1])
+    )
     assert read("someone/model/small.gguf@v2").vocab == found.vocab
     lm = scdd.load(file, device="cpu")
     assert same(lm, model)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 from scdd.bundle.convert import DECODERS
 from scdd.bundle.folder import CARD, FILES, META, TOKENIZER, WEIGHTS
 from scdd.bundle.huggingface import CONFIG, MODEL_TYPE
-from scdd.core.errors import UserError, reason
+from scdd.core.errors import UserError
 from scdd.core.files import read_json
+from scdd.core.hub import cached_only, why
 
 # Of a repository that is no bundle: its config.json decides whether the weights are fetched.
 FOREIGN_TEXTS = (
@@ -31,13 +33,15 @@ def download(source: str) -> Path:
     import huggingface_hub
 
     name, file, revision = match.groups()
+    cached = cached_only()
+    how: dict[str, Any] = {"revision": revision, "local_files_only": cached}
 
     def fetch(*patterns: str) -> Path:
-        return Path(huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=list(patterns)))
+        return Path(huggingface_hub.snapshot_download(name, allow_patterns=list(patterns), **how))
 
     try:
         if file is not None:
-            return Path(huggingface_hub.hf_hub_download(name, file, revision=revision))
+            return Path(huggingface_hub.hf_hub_download(name, file, **how))
         folder = fetch(META, CARD, *FOREIGN_TEXTS)
         if (folder / META).is_file():
             return fetch(*FILES, CARD)
@@ -51,7 +55,7 @@ def download(source: str) -> Path:
     # Network, authorisation, an unknown name: whatever the cause, the cure is the same.
     except Exception as error:
         raise UserError(
-            f'"{source}" is no checkpoint folder here, and the Hugging Face Hub did not give it ({reason(error)}): '
+            f'"{source}" is no checkpoint folder here, and the Hugging Face Hub did not give it ({why(error, cached)}): '
             "check the name and the connection."
         ) from error
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, processors
 
-from scdd.core.errors import UserError, reason
+from scdd.core.errors import UserError
 from scdd.core.files import TOKENIZER_LIMIT, read_json, read_text
+from scdd.core.hub import cached_only, why
 from scdd.data.tokenizer import BOS, EOS, MASK, first
 
 _BOS_NAMES = (BOS, "<s>", "<bos>", "<|begin_of_text|>", "<|startoftext|>", "[CLS]", "<|endoftext|>")
@@ -28,13 +29,15 @@ def found(name: str | Path) -> Path:
         return _BUNDLED
     if Path(name).exists() or str(name).endswith((".json", ".gguf")):
         return Path(name)
+    cached = cached_only()
     try:
         from huggingface_hub import snapshot_download
 
-        return Path(snapshot_download(str(name), allow_patterns=["tokenizer.json", _CONFIG]))
+        wanted = ["tokenizer.json", _CONFIG]
+        return Path(snapshot_download(str(name), allow_patterns=wanted, local_files_only=cached))
     except Exception as error:
         raise UserError(
-            f"tokenizer {name} is neither a file nor a name that the hub knows ({reason(error)}): check it.",
+            f"tokenizer {name} is neither a file nor a name that the Hub knows ({why(error, cached)}): check it.",
             "tokenizer",
         ) from error
 

@@ -27,7 +27,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from scdd.bundle import folder as bundle
-from scdd.core.errors import UserError, missing_extra, reason
+from scdd.core.errors import UserError, missing_extra
+from scdd.core.hub import cached_only, why
 from scdd.evals.measure import stats
 from scdd.evals.measure.likelihood import batches, next_token_nats, padded
 from scdd.evals.measure.model import EvalModel, open_model
@@ -190,7 +191,8 @@ def _loaded(name: str, device: torch.device) -> tuple[Any, Any]:
     except UserError:
         raise
     except Exception as error:  # a wrong name, no connection, a damaged file: the cure is the same
-        raise UserError(f"The reference LM {name} cannot be loaded ({reason(error)}): give {CAUSAL}.") from error
+        cached = not Path(name).exists() and cached_only()
+        raise UserError(f"The reference LM {name} cannot be loaded ({why(error, cached)}): give {CAUSAL}.") from error
     return model.to(device).eval(), tokenizer
 
 
@@ -200,7 +202,7 @@ def _source(name: str) -> Iterator[dict[str, Any]]:
     taken for the file's own, and every text misread without a word."""
     path = Path(name)
     if path.suffix != ".gguf":
-        yield {"pretrained_model_name_or_path": name}
+        yield {"pretrained_model_name_or_path": name, "local_files_only": path.is_dir() or cached_only()}
         return
     if not path.is_file():
         raise UserError(f"The reference LM {name} does not exist: give the path of a .gguf file.")
