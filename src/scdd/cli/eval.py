@@ -173,7 +173,7 @@ def recovery(
     here.show()
 
 
-app.command("repair")(eval_repair.repair)
+app.command("repair", cls=RayCommand)(eval_repair.repair)
 
 
 @app.command("zero-shot", cls=RayCommand)

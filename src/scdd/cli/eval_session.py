@@ -216,6 +216,7 @@ class Session:
         from scdd.evals.measure.progress import bar
         from scdd.evals.measure.store import MeasureContext
 
+        assert self.plan is None, "on Ray a verb asks, and finish() measures"
         each = None if total is None else -(-total // self.store.world.size)
         with bar(what, each, self.live) as watch:
             one = function(MeasureContext(self.store, self.batch_size, watch), *arguments)
