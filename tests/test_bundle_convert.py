@@ -15,16 +15,16 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from scdd.bundle.convert import convert
-from scdd.bundle.folder import read
+from scdd.bundle.folder import read, write
 from scdd.core.errors import UserError
 from scdd.core.types import Vocab
 from scdd.models.dit import DiT
 from scdd.models.options import DiTConfig, make_network
-from scdd.models.weights.authors import from_gidd, from_reference, to_gidd, to_reference
+from scdd.models.weights.authors import from_gidd, from_reference
 from scdd.models.weights.checkpoint import NetworkFile
 from scdd.models.weights.inert import Inert
 from scdd.models.weights.unpickle import StoredTensor, read_checkpoint
+from tests.layouts import to_gidd, to_reference
 from tests.reference_network import State, logits, random_state
 
 HEADS = 2
@@ -182,7 +182,8 @@ def test_a_lightning_checkpoint_gives_its_ema_weights(lightning: Path, tmp_path:
     assert isinstance(tree["state_dict"]["backbone.vocab_embed.embedding"], StoredTensor)
     assert isinstance(tree["hyper_parameters"]["config"], Inert)
 
-    folder = convert(lightning, tmp_path / "converted")
+    found = read(lightning)
+    folder = write(tmp_path / "converted", found, found.weights)
     bundle = read(folder)
     assert bundle.step == 1234
     assert bundle.network is not None
@@ -199,7 +200,7 @@ def test_a_lightning_checkpoint_gives_its_ema_weights(lightning: Path, tmp_path:
 def test_an_ema_of_another_network_is_refused(tmp_path: Path) -> None:
     for shadow in ([torch.zeros(3)] * 40, [torch.zeros(3)]):
         torch.save({"state_dict": prefixed(reference()), "ema": {"shadow_params": shadow}}, tmp_path / "x.ckpt")
-        with pytest.raises(UserError, match="ema=False"):
+        with pytest.raises(UserError, match="convert without its EMA"):
             load(tmp_path / "x.ckpt")
 
 
@@ -295,4 +296,4 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"x\.ckpt is damaged"):
         load(file)
     with pytest.raises(UserError, match="no checkpoint folder"):
-        convert(tmp_path / "nothing", tmp_path / "out")
+        read(tmp_path / "nothing")

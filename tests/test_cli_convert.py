@@ -131,7 +131,9 @@ def test_a_lightning_checkpoint_of_scdd_or_mdlm(
     assert lm.context == 24
     z = tokens(own.size)
     assert close(lm, z, logits(state, z, torch.zeros(2), HEADS))
-    assert lm.generate(1, steps=2)[0].text is not None
+    [drawn] = lm.generate(1, steps=2)
+    assert (drawn.nfe, drawn.text) == (2, own.decode(drawn.tokens))
+    assert own.mask_id not in drawn.tokens
 
 
 def test_every_measurement_takes_a_converted_checkpoint(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +13,14 @@ import torch
 
 import scdd
 from scdd.assemble import training as build
+from scdd.bundle.folder import FOREIGN
 from scdd.core import Levels, Transition, UserError
 from scdd.evals.measure.generation import measure_samples
 from scdd.evals.measure.model import open_model
 from scdd.evals.measure.specs import SamplingSpec
 from scdd.evals.measure.store import MeasureContext, Store
 from scdd.evals.measure.walk import settled
+from scdd.processes.base import make_process
 from scdd.recipe import load as recipe
 from scdd.samplers import ancestral, remdm
 from scdd.samplers.base import Context, Sampler
@@ -65,7 +68,9 @@ def test_an_objective_like_the_recipes_leaves_no_mark(tmp_path: Path) -> None:
     data = build.corpus(spec)
     aim = build.objective(spec, data.tokenizer.vocab)
     build.trainer(spec, tmp_path, World(), data, aim).run()
-    assert scdd.load(tmp_path).process is not None
+    assert repr(scdd.load(tmp_path).process) == repr(make_process(spec.process, data.tokenizer.vocab))
+    [meta] = tmp_path.rglob("meta.json")
+    assert FOREIGN not in json.loads(meta.read_text(encoding="utf-8"))["extra"]
 
 
 def test_it_is_measured_under_its_own_settings(example: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:

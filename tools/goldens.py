@@ -55,14 +55,19 @@ def scdd(work: Path, arguments: list[str], launcher: list[str] = SCDD) -> str:
     return done.stdout
 
 
+def command(name: str) -> str:
+    """What follows `scdd` in a case."""
+    words = CASES[name]
+    for word, meaning in {**PLAN["words"], "CASE": name}.items():
+        words = words.replace(f"${word}", meaning)
+    return words
+
+
 def verb(work: Path, name: str) -> Outputs:
     """What one case prints, as JSON where it is; and the hash of the page that it leaves, if it does."""
-    command = CASES[name]
-    for word, meaning in {**PLAN["words"], "CASE": name}.items():
-        command = command.replace(f"${word}", meaning)
-    printed = scdd(work, shlex.split(command)).splitlines()
+    printed = scdd(work, shlex.split(command(name))).splitlines()
     outputs: Outputs = {name: [repeatable(json.loads(line)) if line[:1] == "{" else line for line in printed]}
-    if "--trace" in command:
+    if "--trace" in command(name):
         outputs[f"{name}.page"] = hashlib.sha256((work / "trace.html").read_bytes()).hexdigest()
     return outputs
 

@@ -21,8 +21,8 @@ from scdd.bundle.said import said
 from scdd.data.chat import ChatTemplate
 from scdd.models.llama import Llama
 from scdd.models.options import LlamaConfig
-from scdd.models.weights.hf import to_hf
 from tests.attack.bounds import attacked, bounded, changed, mutated, refused
+from tests.layouts import to_hf
 from tests.tiny import tokenizer
 
 BOMB = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 10))

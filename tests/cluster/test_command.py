@@ -43,7 +43,7 @@ VERBS = [
     ("address", "said"),
     [
         ("nonsense", "is no address"),
-        ("ray://head:10001", "--ray auto"),
+        ("ray://head:10001", "--ray ray://head:10001 is Ray's client"),
         ("127.0.0.1:1", "cannot be reached"),
         ("127.0.0.1:99999", "cannot be reached"),
     ],

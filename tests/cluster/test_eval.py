@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
+from scdd.cli import eval as verbs
+from scdd.cli.cluster import RayCommand
 from scdd.cli.main import main
 from scdd.evals.measure.generation import measure_generation, measure_samples
 from scdd.evals.measure.model import open_model
@@ -102,3 +105,22 @@ def test_what_is_shared_is_made_once_and_what_is_there_is_taken_along(
     alone = [measure_generation(context, model, spec, judge).result for spec in specs]
     assert [one.result for one in plan.results()[1::2]] == alone
     assert all(one.path is not None and one.path.is_file() for one in plan.results())
+
+
+def test_every_verb_that_knows_ray_takes_it_without_an_address() -> None:
+    commands = typer.main.get_command(verbs.app).commands  # type: ignore[attr-defined]
+    on_ray = {name: type(command) for name, command in commands.items() if "ray" in {p.name for p in command.params}}
+    assert on_ray == dict.fromkeys(set(commands) - {"judge"}, RayCommand)
+
+
+def test_repair_on_ray_is_repair(
+    tmp_path: Path, checkpoints: dict[str, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = Counting()
+    monkeypatch.setattr("scdd.cli.eval_session.pool_at", lambda *_, **__: pool)
+    made = ("--text", str(checkpoints["text"]), "--made", "typos,slips", "--num", "2", "--device", "cpu")
+    command = ("eval", "repair", "--model", str(checkpoints["scdd"]), *made, "--out")
+    local = run(capsys, *command, str(tmp_path / "local"))
+    assert pool.done == 0
+    there = run(capsys, *command, str(tmp_path / "ray"), "--ray")
+    assert (bare(there), len(there), pool.done) == (bare(local), 2, 2)

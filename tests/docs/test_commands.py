@@ -12,7 +12,8 @@ import pytest
 import typer
 
 from scdd.cli.main import VERBS, import_verb
-from tests.docs.pages import PAGES, blocks, name_of, prose
+from scdd.recipe import load as recipe
+from tests.docs.pages import PAGES, blocks, name_of, prose, tool
 
 SEPARATORS = re.compile(r"[();<>|&]+")
 Mistake: Any = typer.BadParameter.__base__  # of the click that typer brings
@@ -92,6 +93,15 @@ def test_flags_that_are_named_exist(page: Path) -> None:
         named = {word.partition("=")[0] for word in rest if word.startswith("--")}
         secondary = {flag for each in (command, *inner) for o in each.params for flag in o.secondary_opts}
         assert named <= flags | secondary | {"--help"}, f"scdd {shown}"
+
+
+def test_goldens_carries_out_commands_and_recipes_that_there_are() -> None:
+    goldens = tool("goldens")
+    for name, case in goldens.CASES.items():
+        parse(shlex.split(goldens.command(name)))
+        assert "$" not in goldens.command(name), case
+    for changes in goldens.RUNS.values():
+        recipe.load("nano", f"{goldens.PLAN['common']} {changes}".split())
 
 
 def test_mistakes_are_found() -> None:

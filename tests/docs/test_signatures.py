@@ -74,3 +74,17 @@ def test_no_function_takes_more_than_eight_parameters() -> None:
         and not any("triton.jit" in ast.unparse(mark) for mark in node.decorator_list)
     }
     assert too_many == set()
+
+
+def test_the_library_names_no_flags() -> None:
+    """Whoever spells an option as a flag is the command line; a whole command (`scdd …`) may be a cure."""
+    named = [
+        f"{path.relative_to(SOURCE)}:{node.lineno}"
+        for path in sorted(SOURCE.rglob("*.py"))
+        if SOURCE / "cli" not in path.parents
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+        and getattr(node.func, "id", "") in ("UserError", "OptionError", "ApiError")
+        and re.search(r"(?<![\w-])--[a-z]", re.sub(r"`[^`]*`", "", ast.unparse(node)))
+    ]
+    assert named == []

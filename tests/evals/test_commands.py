@@ -53,11 +53,12 @@ def test_likelihood(
     assert files == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*.json")}, "not measured again"
     assert main(["eval", "likelihood", *models, "--text", str(text), "--looks", "2", *out]) == 0
     assert "| scdd |" in capsys.readouterr().out
-    reference = run(
-        capsys, "eval", "likelihood", models[0], "--text", str(text), "--steps", "50", "--convention", "reference", *out
-    )
-    assert reference[0]["settings"]["convention"] == "authors", "its name of now"
-    assert reference[0]["result"]["nats"] != cells[0]["result"]["nats"]
+    command = ("eval", "likelihood", models[0], "--text", str(text), "--steps", "50", *out, "--convention")
+    [theirs] = run(capsys, *command, "authors")
+    assert theirs["settings"]["convention"] == "authors"
+    assert theirs["result"]["nats"] != cells[0]["result"]["nats"]
+    assert main([*command, "reference"]) == 2
+    assert capsys.readouterr().err == "error: --convention reference is not known: choose ours or authors.\n"
 
 
 def test_compare_and_report(

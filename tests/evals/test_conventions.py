@@ -24,7 +24,7 @@ from scdd.ops.head.reference import filtered
 from scdd.processes.base import Process
 from scdd.processes.mdlm import MDLM
 from scdd.processes.scdd import SCDD
-from scdd.samplers.base import Context, Model, Tokens
+from scdd.samplers.base import PASS, Context, Model, Tokens
 from scdd.samplers.loop import sample_loop
 from scdd.samplers.options import SamplingOptions
 from scdd.samplers.plan import Walk, make_plan
@@ -180,7 +180,7 @@ def test_one_step_with_their_nucleus(p_u: float) -> None:
     walk = Walk.of(Model(denoiser, process), plan, torch.ones((1, 2), dtype=torch.bool))
     steps = [walk.step(i) for i in range(len(walk))]
     assert [step.t for step in steps] == pytest.approx([*authors.grid(8)], abs=1e-15)
-    assert steps[-1].passing
+    assert steps[-1].phase == PASS
     z = torch.arange(VOCAB.size)
     x_theta = filtered(logits_of(denoiser).index_fill(1, torch.tensor([VOCAB.mask_id]), -torch.inf), plan.filters).exp()
     for step in steps[:-1]:

@@ -40,10 +40,23 @@ def test_a_loaded_model_is_taken_as_it_is(tmp_path: Path, scdd: EvalModel, timed
     assert open_model("bundled").identity == open_model(None).identity
 
 
+def test_repair_takes_its_folder_alone_or_in_a_list(tmp_path: Path, scdd: EvalModel) -> None:
+    folder = tmp_path / "pairs"
+    folder.mkdir()
+    (folder / "src.txt").write_text("The rivr runs to the sea.\n", encoding="utf-8")
+    (folder / "ref0.txt").write_text("The river runs to the sea.\n", encoding="utf-8")
+    asked: list[str | list[str | Path]] = [str(folder), [folder]]
+    one, same = (evaluate(scdd, "repair", text=text, out=tmp_path / "eval")[0] for text in asked)
+    assert (one.made["text"], one.hash) == ("pairs", same.hash)
+
+
 def test_refusals(tmp_path: Path, scdd: EvalModel, timed: EvalModel) -> None:
     with pytest.raises(UserError, match="no measure 'speed': choose from likelihood"):
         evaluate(scdd, ("speed",), out=tmp_path)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="needs a reference LM"):
         evaluate(scdd, ("generation",), out=tmp_path)
+    for text in (None, [], ["a", "b"]):
+        with pytest.raises(UserError, match=r"text for repair is one folder of src\.txt .*: name one"):
+            evaluate("runs/none", "repair", text=text, out=tmp_path)
     with pytest.raises(UserError, match="says nothing of its data"):
         evaluate(timed, out=tmp_path)

@@ -20,6 +20,7 @@ from scdd.ops.common import Filters
 from scdd.ops.head import head_stats, redraw, top
 from scdd.ops.int8 import TOP, rounded, supported
 from tests import tiny
+from tests.layouts import numbers
 
 VOCAB = tiny.tokenizer().vocab
 pytestmark = pytest.mark.skipif(not supported(), reason="no exact 8-bit products on this CPU")
@@ -49,9 +50,9 @@ def test_near_the_float32_network_and_back(make: type[Network]) -> None:
     after = network.hidden(z)
     error = float((after - before).norm() / before.norm())
     assert 0 < error < 0.05
-    rows = network.num_parameters()
+    rows = numbers(network)
     to_floats(network)
-    assert network.num_parameters() == rows
+    assert numbers(network) == rows
     assert not any(isinstance(each, EightBitLinear) for each in network.modules())
     back = network.hidden(z)
     assert float((back - before).norm() / before.norm()) < 0.05

@@ -15,10 +15,11 @@ from scdd.models import attention
 from scdd.models.compiled import compile_network
 from scdd.models.llama import Llama
 from scdd.models.options import DECODERS, LlamaConfig, RotaryScaling, make_network
-from scdd.models.weights.hf import config_of, from_hf, to_hf
+from scdd.models.weights.hf import config_of, from_hf
 from scdd.ops.elbo import elbo
 from scdd.processes.mdlm import MDLM
 from scdd.schedules.masked import Masked
+from tests.layouts import numbers, to_hf
 
 IDS = 50  # that the pretrained models know
 VOCAB = Vocab(IDS + 1, IDS)
@@ -190,11 +191,6 @@ def test_rows_that_a_model_never_trained_can_be_new() -> None:
     theirs = model.get_input_embeddings().weight
     assert torch.equal(table[:44], theirs[:44])
     torch.testing.assert_close(table[44], theirs[:44].mean(0))
-
-
-def test_biases_that_transformers_cannot_write_are_refused() -> None:
-    with pytest.raises(UserError, match="these biases"):
-        to_hf(network(out_bias=True))
 
 
 # -- a denoiser ---------------------------------------------------------------------------------------------------------
@@ -435,8 +431,7 @@ def test_published_sizes() -> None:
     for name, millions in (("smollm2-135m", 134.5), ("smollm2-360m", 361.8), ("smollm2-1.7b", 1711.4)):
         with torch.device("meta"):
             model = Llama(DECODERS[name], Vocab(49_152, 0))
-        assert model.num_parameters() / 1e6 == pytest.approx(millions, abs=0.1)
-        assert model.num_parameters(embeddings=False) == model.num_parameters() - 49_152 * model.width
+        assert numbers(model) / 1e6 == pytest.approx(millions, abs=0.1)
 
 
 @pytest.mark.gpu

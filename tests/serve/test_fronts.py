@@ -319,7 +319,7 @@ def test_a_taken_port_is_told(folder: Path) -> None:
         command = [sys.executable, "-m", "scdd", "serve", "--model", str(folder), "--device", "cpu", "--port", port]
         done = subprocess.run([*command, "--http-processes", "1"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "cannot be bound" in done.stderr
+    assert f"--port {port} of 127.0.0.1 cannot be bound" in done.stderr
 
 
 def broken(*_: object) -> None:

@@ -163,7 +163,8 @@ def _shape(spec: Recipe) -> tuple[Shape, int | None]:
     network = {"kind": "dit", **facts["network"]}
     if network["kind"] not in ("dit", "llama"):
         raise UserError(
-            f"training.start_from {start} holds a network of kind {network['kind']}, whose costs are not known here."
+            f"training.start_from {start} holds a network of kind {network['kind']}, whose costs are not known here: plan one of "
+            "kind dit or llama of its size."
         )
     try:
         with at("model"):
@@ -176,7 +177,8 @@ def _shape(spec: Recipe) -> tuple[Shape, int | None]:
             return LlamaConfig(**values), facts["vocab"]["size"]
     except TypeError as error:
         raise UserError(
-            f"training.start_from {start} describes its network in a way that is not known here."
+            f"training.start_from {start} describes its network in a way that is not known here: use the version of scdd that "
+            "wrote it."
         ) from error
 
 

@@ -16,7 +16,6 @@ from scdd.bundle.huggingface import CONFIG, MODEL_TYPE, recipe_text, saved
 from scdd.bundle.said import described, named, said
 from scdd.core.errors import UserError
 from scdd.core.files import CONFIG_LIMIT, read_json, read_text
-from scdd.core.types import Vocab
 from scdd.data.tokenizer import TextTokenizer
 from scdd.models.dit import DiT
 from scdd.models.options import SIZES, DiTConfig, PretrainedOptions
@@ -40,16 +39,7 @@ class Told:
 
     process: str | None = None  # "mdlm", or "scdd:0.1" with p_u
     tokenizer: TextTokenizer | None = None
-    vocab: Vocab | None = None
-    heads: int | None = None
-    time_conditioning: bool | None = None
     ema: bool = True  # False: the raw weights
-
-
-def convert(source: str | Path, out: str | Path, *, kind: str | None = None, told: Told | None = None) -> Path:
-    """Write the model at `source` as a bundle at `out`, its weights stored as `kind` says, or as its files have them."""
-    found = bundle.read(source, told=told)
-    return bundle.write(out, found, found.weights, kind=kind or found.kind)
 
 
 def trimmed(found: Bundle, texts: Iterable[str], size: int) -> Bundle:
@@ -259,17 +249,15 @@ def _authors(file: Path, known: Told) -> Bundle:
     from scdd.models.weights.checkpoint import NetworkFile, gidd_length
 
     tokenizer = known.tokenizer or _tokenizer(file.parent)
-    if known.vocab is not None and tokenizer is not None and tokenizer.vocab != known.vocab:
-        raise UserError(f"The tokenizer has {tokenizer.vocab} and the caller says {known.vocab}: name one of them.")
     stored = NetworkFile.open(file)
     if not stored.readable:
         kind = _model_type(file.parent)
         raise UserError(f"{file} holds another network{f' ({kind})' if kind else ''}: what can be read is {READABLE}.")
     words = said(stored.hyper_parameters, file.parent, gidd=stored.gidd)
     model = stored.network(
-        known.vocab or (None if tokenizer is None else tokenizer.vocab),
-        heads=known.heads or (None if stored.shows_heads else words.heads),
-        time_conditioning=known.time_conditioning if known.time_conditioning is not None else words.time_conditioning,
+        None if tokenizer is None else tokenizer.vocab,
+        heads=None if stored.shows_heads else words.heads,
+        time_conditioning=words.time_conditioning,
         ema=known.ema,
     )
     process = words.process if known.process is None else named(known.process, words.p_u)

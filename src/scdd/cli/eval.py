@@ -42,7 +42,7 @@ def likelihood(
     from scdd.evals.measure.likelihood import NelboEstimator, measure_likelihood
     from scdd.evals.measure.texts import text_rows
 
-    estimator = NelboEstimator(steps, looks, s.likelihood_convention(convention), here.seed)
+    estimator = NelboEstimator(steps, looks, s.convention_of(convention) or "ours", here.seed)
     for _, loaded in here.opened(model):
         rows = text_rows(loaded, text, field, limit, length)
         here.ask(f"likelihood of {loaded.label}", len(rows), measure_likelihood, loaded, rows, estimator)
@@ -173,7 +173,7 @@ def recovery(
     here.show()
 
 
-app.command("repair")(eval_repair.repair)
+app.command("repair", cls=RayCommand)(eval_repair.repair)
 
 
 @app.command("zero-shot", cls=RayCommand)

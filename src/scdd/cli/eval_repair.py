@@ -64,5 +64,5 @@ def repair(
         for one, way, level in product(sets, modes, strengths):
             wishes: dict[str, Any] = {"mode": way, "strength": level}
             spec = RepairSpec({name: value for name, value in wishes.items() if value is not None}, here.seed)
-            here.measure(f"{loaded.label} on {one.name}", len(one), measure_repair, loaded, one, spec)
+            here.ask(f"{loaded.label} on {one.name}", len(one), measure_repair, loaded, one, spec)
     here.show()

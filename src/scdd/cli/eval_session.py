@@ -86,15 +86,6 @@ def convention_of(name: str | None) -> Convention | None:
     return name
 
 
-def likelihood_convention(name: str) -> Convention:
-    """The same, and what likelihoods called the two before; which is said, since "reference" was not quite the authors' way."""
-    from scdd.evals.measure.likelihood import RENAMED
-
-    if name == "reference":
-        typer.echo("--convention reference is now authors, and treats t = 1 as the authors' code does.", err=True)
-    return convention_of(RENAMED.get(name, name)) or "ours"
-
-
 def _known_corpus(name: str | None) -> str | None:
     """Refuse a corpus that the paper has no numbers for."""
     if name is not None and name not in CORPORA:
@@ -216,6 +207,7 @@ class Session:
         from scdd.evals.measure.progress import bar
         from scdd.evals.measure.store import MeasureContext
 
+        assert self.plan is None, "on Ray a verb asks, and finish() measures"
         each = None if total is None else -(-total // self.store.world.size)
         with bar(what, each, self.live) as watch:
             one = function(MeasureContext(self.store, self.batch_size, watch), *arguments)

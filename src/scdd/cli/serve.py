@@ -106,18 +106,18 @@ def serve(
         body=max_body, steps=max_steps, texts=max_texts, queue=max_queue, seconds=timeout, workers=workers or 1
     )
     spec = ServeSpec(
-        model,
-        process,
-        device,
-        tuple(changes or ()),
-        compile,
-        name,
-        limits,
-        max_length,
-        batch_size,
-        group,
-        dtype,
-        graphs,
+        model=model,
+        process=process,
+        device=device,
+        changes=tuple(changes or ()),
+        compiled=compile,
+        name=name,
+        limits=limits,
+        length=max_length,
+        batch=batch_size,
+        group=group,
+        dtype=dtype,
+        graphs=graphs,
     )
     names = (*LOOPBACK, host) if local and token is None else None
     door = Door(host, port, token, names, log_level, http_processes)

@@ -39,9 +39,9 @@ def require_ray() -> Any:
     try:
         ray = import_module("ray")
     except ModuleNotFoundError as error:
-        raise UserError(missing_extra(f"--ray needs {error.name}", "ray")) from error
+        raise UserError(missing_extra(f"ray needs {error.name}", "ray"), "ray") from error
     if ray.__file__ is None:  # a folder that happens to be called so, such as Ray's own below /tmp
-        raise UserError(missing_extra("--ray needs ray", "ray"))
+        raise UserError(missing_extra("ray needs ray", "ray"), "ray")
     return ray
 
 
@@ -49,11 +49,12 @@ def check_address(address: str) -> None:
     """Refuse what is no address, or where nobody listens: Ray itself would try for minutes."""
     if address.startswith("ray://"):
         raise UserError(
-            f"--ray {address} is Ray's client, which we do not use: run this on a machine of the cluster, with --ray auto."
+            f"ray {address} is Ray's client, which we do not use: run this on a machine of the cluster, with the address auto.",
+            "ray",
         )
     if not ADDRESS.fullmatch(address) or "://" in address:
         raise UserError(
-            f"--ray {address} is no address: write HOST:PORT, or auto for the cluster that this machine is in."
+            f"ray {address} is no address: write HOST:PORT, or auto for the cluster that this machine is in.", "ray"
         )
     host, colon, port = address.rpartition(":")
     if colon:
@@ -104,8 +105,9 @@ def _unreachable(address: str, error: Exception) -> UserError:
             f"Ray cannot be started here ({reason(error)}): look at the memory, and at the space in {tempfile.gettempdir()}."
         )
     return UserError(
-        f"--ray {address} cannot be reached ({reason(error)}): start it there with `ray start --head`, with the same versions of "
-        "Ray and Python and the same RAY_AUTH_TOKEN, or leave the address out to use this machine alone."
+        f"ray {address} cannot be reached ({reason(error)}): start it there with `ray start --head`, with the same versions of "
+        "Ray and Python and the same RAY_AUTH_TOKEN, or leave the address out to use this machine alone.",
+        "ray",
     )
 
 

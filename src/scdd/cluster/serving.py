@@ -102,8 +102,9 @@ def _share(ray: Any, spec: ServeSpec, replicas: Replicas) -> tuple[int, int]:
     most = there if gpus else cores
     if replicas.replicas > most:
         raise UserError(
-            f"--replicas is {replicas.replicas}, and Ray has {most} {'GPUs' if gpus else 'cores'} here: ask for fewer, or add "
-            "machines."
+            f"replicas is {replicas.replicas}, and Ray has {most} {'GPUs' if gpus else 'cores'} here: ask for fewer, or add "
+            "machines.",
+            "replicas",
         )
     machines = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
     return gpus, 1 if gpus else equal_share(machines, replicas.most)

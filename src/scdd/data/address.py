@@ -230,7 +230,9 @@ class Address:
             package = _PACKAGES.get(self.protocol)
             if package is not None:
                 raise UserError(missing_extra(f"{self} needs the {package} package", "remote")) from error
-            raise UserError(f"{self} needs a package that is not installed ({reason(error)}).") from error
+            raise UserError(
+                f"{self} needs a package that is not installed ({reason(error)}): install it, or give a path."
+            ) from error
         except Exception as error:
             known = "s3://, gs://, hf://, https://, memory:// or file://"
             raise UserError(

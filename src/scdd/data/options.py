@@ -71,8 +71,8 @@ class TextOptions(Options):
     valid_fraction: Inside = 0.05
     """Share of the text kept for validation."""
     separator: Separator = "file"
-    """What ends a document: the end of its file here, where `scdd prepare` and `scdd eval` take auto, which is WikiText's
-    headings in .tokens files and a blank-line in others. JSON lines always hold one document each."""
+    """What ends a document: file is the end of its file; blank-line; line; wikitext is a heading of WikiText's; auto, the default
+    of `scdd prepare` and `scdd eval`, is wikitext in .tokens files and blank-line in others. A line of JSON lines is always one."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

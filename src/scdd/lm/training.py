@@ -30,6 +30,8 @@ from scdd.training.trainer import Outcome, Trainer
 
 CHAT_TEMPLATE = "chat_template.jinja"  # of the run, beside its tokenizer
 ENDING = 60.0  # seconds in which ranks whose peers are gone end, or torchrun ends them
+RESUMED = frozenset({*(f"training.{name}" for name in CHANGEABLE), "data.cache", "data.cache_bytes"})
+"""Keys of the recipe that may differ when a run goes on."""
 SAMPLES = 2  # texts logged every training.sample_every steps
 
 
@@ -70,11 +72,10 @@ def _require_same_recipe(spec: Recipe, out: Path) -> Recipe | None:
         return None
     earlier = load(out / "recipe.yaml")
     before, now = _leaves(to_dict(earlier)), _leaves(to_dict(spec))
-    changeable = {f"training.{name}" for name in CHANGEABLE} | {"data.cache", "data.cache_bytes"}
     differing = [
         f"{key} ({before.get(key, 'absent')} → {now.get(key, 'absent')})"
         for key in sorted(before.keys() | now.keys())
-        if before.get(key) != now.get(key) and key not in changeable
+        if before.get(key) != now.get(key) and key not in RESUMED
     ]
     if differing:
         raise UserError(

@@ -222,12 +222,6 @@ class DiT(Network):
         """The four matrices of each block."""
         return [f"blocks.{i}.{name}.weight" for i in range(self.config.depth) for name in Block.MATRICES]
 
-    def num_parameters(self, embeddings: bool = True) -> int:
-        """How many numbers are trained; `embeddings=False` leaves out the embedding and the head."""
-        total = sum(p.numel() for p in self.parameters())
-        outer = self.embedding.weight.numel() + self.output.weight.numel() + self.output.bias.numel()
-        return total if embeddings else total - outer
-
     def _time(self, t: Tensor | None, device: torch.device) -> Tensor:
         """What the time embedding reads, [R]: one zero for the whole batch when there is no time conditioning."""
         if t is None:

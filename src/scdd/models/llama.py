@@ -317,12 +317,6 @@ class Llama(Network):
         """The four matrices of each block."""
         return [f"blocks.{i}.{name}.weight" for i in range(self.config.depth) for name in Block.MATRICES]
 
-    def num_parameters(self, embeddings: bool = True) -> int:
-        """How many numbers are trained; `embeddings=False` leaves out the embedding and the head."""
-        total = sum(p.numel() for p in self.parameters())
-        outer = self.embedding.weight.numel() + (0 if self.output is None else self.output.weight.numel())
-        return total if embeddings else total - outer
-
     def _rotary(self) -> Rotary:
         config = self.config
         return Rotary(config.head_width // 2, config.rotary_base, config.rotary_scaling)

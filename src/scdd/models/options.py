@@ -387,4 +387,7 @@ def make_network(description: Mapping[str, Any], vocab: Vocab, generator: torch.
             values["rotary_scaling"] = RotaryScaling(**values["rotary_scaling"])
         return build(LlamaConfig(**values), vocab, generator)
     except TypeError as error:
-        raise UserError(f"the network's description does not fit its kind {kind} ({reason(error)[:200]}).") from error
+        raise UserError(
+            f"the network's description does not fit its kind {kind} ({reason(error)[:200]}): mend it, or use the version of "
+            "scdd that wrote it."
+        ) from error

@@ -28,7 +28,6 @@ from scdd.samplers.options import SamplingOptions
 
 T = TypeVar("T")
 SHIPPED = Path(__file__).resolve().parent.parent / "recipes"
-RENAMED = {"bundled": "wiki-small"}  # recipes by the names that they had
 LARGEST = 1 << 18  # bytes of a recipe, of which PyYAML reads about 200,000 a second
 DEEPEST = 32  # levels of sections and lists
 MOST_NODES = 10_000  # keys and values, those that an alias repeats counted again
@@ -177,7 +176,7 @@ def find(name: str | Path) -> Path:
     bare = str(name).removesuffix(".yaml")
     if bare in known:
         return SHIPPED / f"{bare}.yaml"
-    near = [RENAMED[bare]] if bare in RENAMED else get_close_matches(bare, known, n=1)
+    near = get_close_matches(bare, known, n=1)
     cure = f"did you mean {near[0]}" if near else f"give a file, or one of {', '.join(known)}"
     raise UserError(f"{name}: there is no such recipe; {cure}.")
 

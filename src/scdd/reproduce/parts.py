@@ -78,7 +78,7 @@ def chosen(parts: Sequence[Part], patterns: Sequence[str]) -> list[Part]:
             part.name for part in parts if any(fnmatch.fnmatchcase(n, f"*{pattern}*") for n in (part.name, part.run))
         ]
         if not found:
-            raise UserError(f"only {pattern} is no part's name: --dry-run lists them.", "only")
+            raise UserError(f"only {pattern} is no part's name: a dry run lists them.", "only")
         while found:
             name = found.pop()
             if name not in wanted:

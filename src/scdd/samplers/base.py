@@ -122,16 +122,6 @@ class Step(NamedTuple):
         """The last step of the grid."""
         return self.phase == LAST
 
-    @property
-    def refining(self) -> bool | Tensor:
-        """A step at t = 0, after the grid's end."""
-        return self.phase == REFINE
-
-    @property
-    def passing(self) -> bool | Tensor:
-        """The last pass."""
-        return self.phase == PASS
-
 
 @dataclass(frozen=True)
 class Context:

@@ -48,7 +48,11 @@ class RemdmOptions(Options):
         super().__post_init__()
         ordered = 0.0 < self.t_off < self.t_on < 1.0 and 0.0 < self.alpha_on < 1.0
         if self.variant == "loop" and not ordered:
-            raise OptionError("remdm's loop needs 0 < t_off < t_on < 1 and 0 < alpha_on < 1.", "t_on")
+            raise OptionError(
+                f"t_on is {self.t_on:g}, t_off {self.t_off:g} and alpha_on {self.alpha_on:g}: choose 0 < t_off < t_on < 1 and "
+                "0 < alpha_on < 1 for remdm's loop.",
+                "t_on",
+            )
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ between that keep the connection alive.
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -21,13 +20,12 @@ from scdd.lm.results import Sample
 from scdd.samplers.plan import SamplingPlan
 from scdd.serve import openai_chat
 from scdd.serve.completion import Cutter, choice
-from scdd.serve.errors import ApiError, as_api_error, beyond
+from scdd.serve.errors import ApiError, beyond
 from scdd.serve.jobs import Job
 from scdd.serve.openai_shapes import Choice, Completion, CompletionReply, ModelReply, ModelsReply, Usage
 from scdd.serve.replies import facts
 from scdd.serve.service import Service, draw_seed
-from scdd.serve.stream import HEADERS, Watched
-from scdd.serve.waiting import ClientGone
+from scdd.serve.stream import Watched, streamed_chunks
 
 
 class Order:
@@ -149,33 +147,19 @@ async def _stream(order: Order, head: dict[str, Any], request: Request) -> Strea
     await watched.taken()
     cutters = [order.cutter(place) for place in range(job.rows)]
 
-    def chunk(**fields: Any) -> bytes:
-        data = {**head, "object": "text_completion", "choices": [], **fields}
-        return f"data: {json.dumps(data, ensure_ascii=False, allow_nan=False)}\n\n".encode()
-
-    async def events() -> AsyncIterator[bytes]:
-        try:
-            yield b": diffusion: text arrives when it is final\n\n"
-            async for seen in watched.steps():
-                text = None
-                if seen is not None and not record:  # then a window is shown when it is final
-                    text = cutters[seen.row].fed(seen.offset, seen.tokens)
-                if seen is not None and text:
+    async def chunks() -> AsyncIterator[dict[str, Any] | None]:
+        async for seen in watched.steps():
+            if seen is None:
+                yield None
+            elif not record:  # then a window is shown when it is final
+                text = cutters[seen.row].fed(seen.offset, seen.tokens)
+                if text:
                     part = Choice(index=seen.row, text=text, finish_reason=None, logprobs=None)
-                    yield chunk(choices=[part.model_dump()])
-                elif seen is None:
-                    yield b": still here\n\n"
-            samples = watched.result()
-            for whole, cutter in zip(order.choices(samples), cutters, strict=True):
-                yield chunk(choices=[{**whole.model_dump(), "text": whole.text[len(cutter.sent) :]}])
-            if order.body.stream_options is not None and order.body.stream_options.include_usage:
-                yield chunk(usage=order.usage(samples).model_dump(), scdd=order.facts(samples))
-            yield b"data: [DONE]\n\n"
-        except ClientGone:
-            return
-        except Exception as error:
-            yield f"data: {json.dumps(as_api_error(error).body)}\n\n".encode()
-        finally:
-            job.drop()
+                    yield {"choices": [part.model_dump()]}
+        samples = watched.result()
+        for whole, cutter in zip(order.choices(samples), cutters, strict=True):
+            yield {"choices": [{**whole.model_dump(), "text": whole.text[len(cutter.sent) :]}]}
+        if order.body.stream_options is not None and order.body.stream_options.include_usage:
+            yield {"usage": order.usage(samples).model_dump(), "scdd": order.facts(samples)}
 
-    return StreamingResponse(events(), media_type="text/event-stream", headers=HEADERS)
+    return streamed_chunks(watched, {**head, "object": "text_completion"}, chunks())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -14,13 +13,12 @@ from fastapi.responses import StreamingResponse
 
 from scdd.lm import chat
 from scdd.lm.results import Sample
-from scdd.serve.errors import ApiError, as_api_error, beyond
+from scdd.serve.errors import ApiError, beyond
 from scdd.serve.jobs import Job
 from scdd.serve.openai_shapes import Answer, ChatChoice, ChatCompletion, ChatReply, Usage
 from scdd.serve.replies import facts
 from scdd.serve.service import Service, draw_seed
-from scdd.serve.stream import HEADERS, Watched
-from scdd.serve.waiting import ClientGone
+from scdd.serve.stream import Watched, streamed_chunks
 
 ROOM = 64  # tokens of an answer when nobody says how many
 
@@ -88,29 +86,16 @@ async def _stream(order: ChatOrder, head: dict[str, Any], request: Request) -> S
     watched = Watched(order.service, order.job, request)
     await watched.taken()
 
-    def chunk(**fields: Any) -> bytes:
-        data = {**head, "object": "chat.completion.chunk", "choices": [], **fields}
-        return f"data: {json.dumps(data, ensure_ascii=False, allow_nan=False)}\n\n".encode()
+    async def chunks() -> AsyncIterator[dict[str, Any] | None]:
+        async for seen in watched.steps():
+            if seen is None:
+                yield None
+        whole = order.reply(head, watched.result())
+        for one in whole.choices:
+            delta = one.message.model_dump()
+            yield {"choices": [{"index": one.index, "delta": delta, "finish_reason": None}]}
+            yield {"choices": [{"index": one.index, "delta": {}, "finish_reason": one.finish_reason}]}
+        if order.body.stream_options is not None and order.body.stream_options.include_usage:
+            yield {"usage": whole.usage.model_dump(), "scdd": whole.scdd}
 
-    async def events() -> AsyncIterator[bytes]:
-        try:
-            yield b": diffusion: text arrives when it is final\n\n"
-            async for seen in watched.steps():
-                if seen is None:
-                    yield b": still here\n\n"
-            whole = order.reply(head, watched.result())
-            for one in whole.choices:
-                delta = one.message.model_dump()
-                yield chunk(choices=[{"index": one.index, "delta": delta, "finish_reason": None}])
-                yield chunk(choices=[{"index": one.index, "delta": {}, "finish_reason": one.finish_reason}])
-            if order.body.stream_options is not None and order.body.stream_options.include_usage:
-                yield chunk(usage=whole.usage.model_dump(), scdd=whole.scdd)
-            yield b"data: [DONE]\n\n"
-        except ClientGone:
-            return
-        except Exception as error:
-            yield f"data: {json.dumps(as_api_error(error).body)}\n\n".encode()
-        finally:
-            order.job.drop()
-
-    return StreamingResponse(events(), media_type="text/event-stream", headers=HEADERS)
+    return streamed_chunks(watched, {**head, "object": "chat.completion.chunk"}, chunks())

@@ -143,6 +143,7 @@ def bound(host: str, port: int) -> list[socket.socket]:
 def unbound(host: str, port: int) -> UserError:
     """The address cannot be had."""
     return UserError(
-        f"--port {port} on --host {host} cannot be bound: another program may have it, or the "
-        "address is not this machine's; choose another."
+        f"port {port} of {host} cannot be bound: another program may have it, or the address is not this machine's; choose "
+        "another.",
+        "port",
     )

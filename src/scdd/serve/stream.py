@@ -134,3 +134,27 @@ def frame(service: Service, seen: Seen) -> dict[str, Any]:
         "nfe": seen.nfe,
         "counts": dict(zip(("unmasked", "corrected", "remasked"), seen.counts, strict=True)),
     }
+
+
+def streamed_chunks(
+    watched: Watched, head: dict[str, Any], chunks: AsyncIterator[dict[str, Any] | None]
+) -> StreamingResponse:
+    """A stream as OpenAI's clients read it: each chunk is `head` and its own fields; None says that the connection is still wanted."""
+
+    def line(data: dict[str, Any]) -> bytes:
+        return f"data: {json.dumps(data, ensure_ascii=False, allow_nan=False)}\n\n".encode()
+
+    async def events() -> AsyncIterator[bytes]:
+        try:
+            yield b": diffusion: text arrives when it is final\n\n"
+            async for fields in chunks:
+                yield b": still here\n\n" if fields is None else line({**head, "choices": [], **fields})
+            yield b"data: [DONE]\n\n"
+        except ClientGone:
+            return
+        except Exception as error:
+            yield line(as_api_error(error).body)
+        finally:
+            watched.job.drop()
+
+    return StreamingResponse(events(), media_type="text/event-stream", headers=HEADERS)

@@ -11,7 +11,7 @@ from scdd.core.errors import UserError
 from scdd.evals.measure.generation import measure_correction, measure_generation, usual_num
 from scdd.evals.measure.likelihood import NelboEstimator, measure_likelihood
 from scdd.evals.measure.model import EvalModel, open_model
-from scdd.evals.measure.pairs import read_pairs
+from scdd.evals.measure.pairs import Pairs, read_pairs
 from scdd.evals.measure.progress import bar, somebody_watches
 from scdd.evals.measure.recovery import measure_recovery, measure_typos
 from scdd.evals.measure.reference_lm import ReferenceLM, open_reference_lm
@@ -55,6 +55,9 @@ def evaluate(
         raise UserError(f"There is no measure {unknown!r}: choose from {', '.join(get_args(Measure))}.")
     if "generation" in measures and reference_lm is None:
         raise UserError("Generative perplexity needs a reference LM: name one (the paper's is gpt2-large).")
+    paths = [text] if isinstance(text, str | Path) else text
+    if "repair" in measures and len(paths or ()) != 1:
+        raise UserError("text for repair is one folder of src.txt and ref0.txt, ref1.txt, …: name one.", "text")
     opened = model if isinstance(model, EvalModel) else open_model(model)
     device = opened.lm.device
     spec = sampling or SamplingSpec(usual_num(device.type))
@@ -62,11 +65,14 @@ def evaluate(
     scorer: Any = reference_lm
     if isinstance(reference_lm, str | Path):
         scorer = open_reference_lm(str(reference_lm), device)
-    paths = [text] if isinstance(text, str | Path) else text
 
     @cache
     def rows(limit: int | None = None) -> Rows:
         return text_rows(opened, paths, limit=limit, whole=limit is not None)
+
+    def pairs() -> Pairs:
+        [folder] = paths or ()
+        return read_pairs(str(folder))
 
     recovery = RecoverySpec(ERRORS, Repair(convention=convention), spec.seed)
     estimator = NelboEstimator(convention=convention, seed=spec.seed)
@@ -76,7 +82,7 @@ def evaluate(
         "correction": lambda c: measure_correction(c, opened, spec, scorer),
         "recovery": lambda c: measure_recovery(c, opened, rows(ROWS), recovery, scorer),
         "typos": lambda c: measure_typos(c, opened, rows(ROWS), recovery, scorer),
-        "repair": lambda c: measure_repair(c, opened, read_pairs(str(text or "")), RepairSpec(seed=spec.seed)),
+        "repair": lambda c: measure_repair(c, opened, pairs(), RepairSpec(seed=spec.seed)),
         "zero-shot": lambda c: measure_zero_shot(c, opened, seed=spec.seed),
     }
     store, live = Store(out, World(device=device)), somebody_watches() if progress is None else progress

@@ -67,9 +67,6 @@ class Difference:
         return float(scipy_stats().t.cdf(t, self.df))
 
 
-NOTHING = Difference(math.nan, math.nan, math.nan)
-
-
 def welch(a: Sequence[float], b: Sequence[float]) -> Difference:
     """mean(a) − mean(b) of independent groups, variances unequal (Welch–Satterthwaite degrees of freedom)."""
     x, y = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)

@@ -1,4 +1,4 @@
-"""The authors' checkpoint layouts and ours: SCDD/MDLM's reference network and GIDD's, both ways."""
+"""The authors' checkpoint layouts and ours: SCDD/MDLM's reference network and GIDD's."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from torch import Tensor
 
 from scdd.core.errors import UserError
 from scdd.core.types import Vocab, padded
-from scdd.models.attention import BASE, tables
 from scdd.models.dit import DiT
 from scdd.models.options import DiTConfig
 
 MOST_ROWS, MOST_COLUMNS = 1 << 24, 1 << 17  # of a matrix that is believed
-NEVER = -1e4  # GIDD's softmax includes the padding rows; exp of this is zero
 
 
 class Loadable(Protocol):
@@ -201,45 +199,12 @@ def with_averages(state: Mapping[str, Loadable], shadow: Sequence[Loadable]) -> 
     names = [name for name in parameter_names(_depth(state)) if name in state]
     if len(shadow) < len(names):
         raise UserError(
-            f"The checkpoint's EMA has {len(shadow)} tensors for {len(names)} parameters: convert without its EMA (ema=False, --no-ema)."
+            f"The checkpoint's EMA has {len(shadow)} tensors for {len(names)} parameters: convert without its EMA.",
+            "ema",
         )
     for name, average in zip(names, shadow, strict=False):  # a learned noise schedule's come after the network's
         if not hasattr(average, "shape") or tuple(average.shape) != tuple(state[name].shape):
             raise UserError(
-                f'The checkpoint\'s EMA does not fit the network at "{name}": convert without its EMA (ema=False, --no-ema).'
+                f'The checkpoint\'s EMA does not fit the network at "{name}": convert without its EMA.', "ema"
             )
     return {**state, **dict(zip(names, shadow, strict=False))}
-
-
-def to_reference(model: DiT) -> dict[str, Tensor]:
-    """Our weights in the reference layout, `backbone.` prefix and rotary buffer included, head of V rows."""
-    own, size = model.state_dict(), model.vocab.size
-    if model.output.input_bias is not None:
-        raise UserError("The reference layout has no bias at the input token's logit: convert to GIDD's instead.")
-    names = parameter_names(model.config.depth)
-    out = {f"backbone.{theirs}": own[ours].detach().clone() for theirs, ours in names.items()}
-    for name in ("backbone.output_layer.linear.weight", "backbone.output_layer.linear.bias"):
-        out[name] = out[name][:size].clone()
-    pairs = model.config.head_width // 2
-    out["backbone.rotary_emb.inv_freq"] = BASE ** (-torch.arange(pairs, dtype=torch.float32) / pairs)
-    return out
-
-
-def to_gidd(model: DiT, length: int = 512) -> dict[str, Tensor]:
-    """Our weights in GIDD's layout, with rotary buffers for rows of `length` tokens."""
-    own, size = model.state_dict(), model.vocab.size
-    names = parameter_names(model.config.depth)
-    out = {theirs: own[ours].detach().clone() for theirs, ours in names.items()}
-    embedding = torch.zeros_like(out["output_layer.linear.weight"])
-    embedding[:size] = out["vocab_embed.embedding"]
-    out["vocab_embed.embedding"] = embedding
-    spare = out["output_layer.linear.weight"][size:].abs().amax(dim=1) == 0
-    out["output_layer.linear.bias"][size:][spare] = NEVER
-    cos, sin = tables(0, length, model.config.head_width // 2, torch.device("cpu"))
-    for name, table, identity in (("cos_cached", cos, 1.0), ("sin_cached", sin, 0.0)):
-        full = torch.cat((table, table), dim=-1)[None, :, None, None, :].repeat(1, 1, 3, 1, 1)
-        full[:, :, 2] = identity  # values are not turned
-        out[f"rotary_emb.{name}"] = full
-    bias = model.output.input_bias
-    out["logit_bias"] = torch.zeros(1, 1, 1) if bias is None else bias.detach().reshape(1, 1, 1).clone()
-    return out

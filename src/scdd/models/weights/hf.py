@@ -1,4 +1,4 @@
-"""Decoders as Hugging Face's transformers write them: config.json and names of weights, read and written."""
+"""Decoders as Hugging Face's transformers write them: config.json and names of weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from torch import Tensor
 
 from scdd.core.errors import UserError
 from scdd.core.types import Vocab, padded
-from scdd.models.llama import Llama
 from scdd.models.options import LlamaConfig, RotaryScaling
 
 FAMILIES = {
@@ -230,58 +229,3 @@ def _rows(table: Tensor, vocab: Vocab, known: int | None, rows: int) -> Tensor:
     made[:count] = table[:count]
     made[count : vocab.size] = table[:count].float().mean(0).to(table.dtype)
     return made
-
-
-def to_hf(network: Llama, length: int = 2048) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """(config.json's entries, weights under their names): the member of the family with the network's shape.
-
-    `length` is the longest row that the config will promise. The rows of the vocabulary include the mask's.
-    """
-    shape, weights = network.config, network.state_dict()
-    state = {}
-    for ours, theirs, _ in _parts(shape):
-        for (name, _), part in zip(theirs, weights[ours].split([rows for _, rows in theirs]), strict=True):
-            state[f"model.{name}"] = part.clone()
-    size = network.vocab.size
-    state["model.embed_tokens.weight"] = weights["embedding.weight"][:size].clone()
-    if not shape.tied:
-        state["lm_head.weight"] = weights["output.weight"][:size].clone()
-    dtype = str(weights["embedding.weight"].dtype).removeprefix("torch.")
-    return {**_hf_config(shape, length), "vocab_size": size, "torch_dtype": dtype}, state
-
-
-def _hf_config(shape: LlamaConfig, length: int) -> dict[str, Any]:
-    family = "qwen3" if shape.qk_norm else "qwen2" if shape.qkv_bias and not shape.out_bias else "llama"
-    odd = shape.mlp_bias if family != "llama" else False
-    if odd or (family != "qwen2" and shape.qkv_bias != shape.out_bias):
-        raise UserError("transformers has no decoder with these biases: train one with those of llama or qwen2.")
-    scaling = shape.rotary_scaling
-    stretch: dict[str, Any] | None = None
-    if scaling is not None:
-        stretch = {"rope_type": scaling.kind, "factor": scaling.factor}
-        if scaling.kind == "llama3":
-            stretch |= {
-                "low_freq_factor": scaling.low_freq_factor,
-                "high_freq_factor": scaling.high_freq_factor,
-                "original_max_position_embeddings": scaling.original_length,
-            }
-    own = {"attention_bias": shape.qkv_bias} if family != "qwen2" else {}
-    if family == "llama":
-        own["mlp_bias"] = shape.mlp_bias
-    return {
-        "architectures": [FAMILIES[family]],
-        "model_type": family,
-        "hidden_size": shape.width,
-        "intermediate_size": shape.mlp_width,
-        "num_hidden_layers": shape.depth,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.head_width,
-        "hidden_act": "silu",
-        "max_position_embeddings": length,
-        "rms_norm_eps": shape.eps,
-        "rope_theta": shape.rotary_base,
-        "rope_scaling": stretch,
-        "tie_word_embeddings": shape.tied,
-        **own,
-    }
