@@ -172,6 +172,7 @@ def test_yaml_reads_numbers_as_people_mean_them(text: str, value: Any):
         ("process.kind=scd", 'process.kind is "scd": choose one of scdd, gidd, mdlm, ar; did you mean scdd?'),
         ("process={schedule: {kind: peaked}}", "process.kind is missing; choose one of scdd, gidd, mdlm, ar."),
         ("process.schedule={kind: masked, p_u: 0.1}", "p_u is not a known key of kind masked; it belongs to kind peaked"),
+        ("training.precision=bfloat16", 'training.precision is "bfloat16": choose one of bf16, fp8, float32; did you mean bf16?'),
         ("model.size=smal", "model.size is \"smal\": choose one of nano, mini, tiny, small, medium, custom; did you mean small?"),
         ("process.schedule.p_u=1.0", "process.schedule.p_u is 1.0: choose one in [0, 1)"),
         ("training.steps=many", 'training.steps is "many": give a whole number'),

@@ -17,6 +17,8 @@ from scdd.recipe.sections import Recipe
 from scdd.recipe.tree import hints, kinds, members, section_of, settings
 
 MOST = 20  # findings that are told
+ELSEWHERE = {"bfloat16": "bf16", "fp32": "float32", "f32": "float32", "fp16": "bf16", "float16": "bf16"}
+"""What others call a number format."""
 
 
 def explain(
@@ -108,7 +110,8 @@ def _quoted(expected: str) -> list[str]:
 
 
 def _not_among(path: str, given: Any, allowed: list[str]) -> str:
-    near = get_close_matches(str(given), allowed, n=1)
+    meant = ELSEWHERE.get(str(given))
+    near = [meant] if meant in allowed else get_close_matches(str(given), allowed, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
     return f"{path} is {_shown(given)}: choose one of {_listed(allowed)}{hint}"
 
