@@ -54,7 +54,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--batch-size", type=int, help="of the batching server; default: its own choice")
-    parser.add_argument("--group", type=int, help="rows of an evaluation; default: the server's own choice")
+    parser.add_argument("--rows-per-forward", type=int, help="rows of an evaluation; default: the server's own choice")
     parser.add_argument(
         "--http-processes", type=int, default=0, help="of all servers, that talk HTTP in place of the computing one"
     )
@@ -172,8 +172,8 @@ def rate(
 def measure(args: argparse.Namespace, model: str) -> dict[str, Any]:
     single = ["--workers", "1", "--batch-size", "1"]
     shape = [*(["--batch-size", str(args.batch_size)] if args.batch_size else [])]
-    shape += ["--group", str(args.group)] if args.group else []
-    alone_group = ["--group", "1"] if args.device != "cpu" else []  # nothing is filled up for one at a time
+    shape += ["--rows-per-forward", str(args.rows_per_forward)] if args.rows_per_forward else []
+    alone_group = ["--rows-per-forward", "1"] if args.device != "cpu" else []  # nothing is filled up for one at a time
     few = max(4, args.requests // 6)
     rates: dict[str, list[float]] = {}
     seconds: dict[str, list[float]] = {}

@@ -159,7 +159,7 @@ def test_every_measurement_takes_a_converted_checkpoint(
         "correction": ("--model", model, "--steps", "2", "--num", "2"),
         "recovery": ("--model", model, "--text", str(text), "--k", "2", "--num", "2", "--last", "1", "--convention", "authors"),
         "repair": ("--model", model, "--text", str(text), "--num", "2"),
-        "zero-shot": ("--model", model, "--tasks", "piqa", "--data", str(tmp_path), "--passes", "2"),
+        "zero-shot": ("--model", model, "--tasks", "piqa", "--benchmarks", str(tmp_path), "--looks", "2"),
         "judge": (f"a={model}", f"b={model},top_p=0.5", "--llm", "none", "--base-url", "http://127.0.0.1:9", "--text", str(text),
                   "--num", "2", "--steps", "2", "--estimate"),
         "compare": (f"a={model}", f"b={model},convention=authors", "--judge", judge, "--steps", "2", "--num", "2"),

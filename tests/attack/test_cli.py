@@ -123,7 +123,7 @@ QUICK: dict[str, list[str]] = {
         "--out",
         "OUT",
     ],
-    "eval zero-shot": ["--model", "model", "--data", "folder", "--out", "OUT"],
+    "eval zero-shot": ["--model", "model", "--benchmarks", "folder", "--out", "OUT"],
     "report": ["OUT"],
     "recipe show": ["nano"],
     "recipe check": ["nano"],
@@ -239,9 +239,9 @@ REFUSED = {
     "eval likelihood --model model --text text.txt --out /proc/x": "--out /proc/x cannot be made a folder",
     f"eval correction --model model --num {HUGE} --out out": f"--num is {HUGE}: give 1 to 1,048,576",
     "eval recovery --model model --text text.txt --steps 99999999": "--steps is 99999999: give 1 to 1,048,576",
-    "eval zero-shot --model model --data folder --passes 1": "--passes is 1: give an even number of at least 2",
-    "eval zero-shot --model none --data folder --passes 3": "--passes is 3: give an even number",  # before it is loaded
-    "eval zero-shot --model model --data folder --tasks mmlu": "--tasks mmlu are none of the files'",
+    "eval zero-shot --model model --benchmarks folder --looks 1": "--looks is 1: give an even number of at least 2",
+    "eval zero-shot --model none --benchmarks folder --looks 3": "--looks is 3: give an even number",  # before it is loaded
+    "eval zero-shot --model model --benchmarks folder --tasks mmlu": "--tasks mmlu are none of the files'",
     "sample --model model --length 8 --steps 2 --trace /proc/x.html": "/proc/x.html cannot be used",
 }
 

@@ -71,7 +71,7 @@ def test_the_same_bytes_are_written(corpus: Path, near: Path, memory: Any) -> No
     with pytest.raises(UserError, match=r"shard memory://far/shards/train-00001\.bin is missing"):
         list(prepare(Preparation(["memory://texts"], FAR, **settings)))
     memory.pipe_file("/far/shards/notes.txt", b"mine")
-    list(prepare(Preparation(["memory://texts"], FAR, overwrite=True, **settings)))
+    list(prepare(Preparation(["memory://texts"], FAR, force=True, **settings)))
     assert held(memory) == {**contents(near), "notes.txt": b"mine"}
 
 

@@ -171,13 +171,13 @@ def test_a_finished_folder_is_left_alone(corpus: Path, prepared: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in prepared.iterdir()} == before
 
 
-def test_other_settings_need_overwrite(corpus: Path, tmp_path: Path) -> None:
+def test_other_settings_need_force(corpus: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     run(corpus, out)
-    with pytest.raises(UserError, match=r"\(other valid_fraction\).*\(overwrite\)"):
+    with pytest.raises(UserError, match=r"\(other valid_fraction\).*\(force\)"):
         run(corpus, out, valid_fraction=0.2)
     (out / "notes.txt").write_text("mine")
-    run(corpus, out, valid_fraction=0.2, overwrite=True)
+    run(corpus, out, valid_fraction=0.2, force=True)
     assert Shards(out, "valid").n_documents > 80
     assert (out / "notes.txt").read_text() == "mine"
 
@@ -191,7 +191,7 @@ def test_a_damaged_folder_says_so(corpus: Path, tmp_path: Path) -> None:
     (out / "train-00001.bin").write_bytes(data)
     with pytest.raises(UserError, match=r"train-00001\.bin is damaged"):
         run(corpus, out)
-    run(corpus, out, overwrite=True)
+    run(corpus, out, force=True)
     assert contents(out) == good
 
 
@@ -210,7 +210,7 @@ def test_an_edited_source_is_not_spliced_into_a_resumed_run(
     source.write_text("\n".join(rows))
     with pytest.raises(UserError, match=r"other sources, times"):
         run(source, out, **settings)
-    assert run(source, out, **settings, overwrite=True).documents == 300
+    assert run(source, out, **settings, force=True).documents == 300
 
 
 def test_a_first_try_that_made_nothing_is_forgotten(tmp_path: Path) -> None:
@@ -266,7 +266,7 @@ def test_a_given_tokenizer_may_lie_in_the_folder_it_replaces(corpus: Path, prepa
     given = {"train_tokenizer": None, "tokenizer": str(tmp_path / "tokenizer.json")}
     with pytest.raises(UserError, match="not ours to replace"):
         run(corpus, tmp_path, **given)
-    run(corpus, tmp_path, **given, overwrite=True)
+    run(corpus, tmp_path, **given, force=True)
     assert Shards(tmp_path).tokenizer().hash == TextTokenizer.load(prepared).hash
 
 
@@ -331,8 +331,8 @@ def test_the_command_line(corpus: Path, prepared: Path, tmp_path: Path, capsys: 
     other = ["prepare", str(tmp_path / "none.txt"), "--out", str(tmp_path / "o"), "--train-tokenizer"]
     assert main([*other, "400"]) == 2
     assert capsys.readouterr().err.startswith(f"error: {tmp_path / 'none.txt'} does not exist")
-    assert main([*other, "400", "--documents", "page"]) == 2
-    assert capsys.readouterr().err.startswith("error: --documents page is not known: choose one of auto, ")
+    assert main([*other, "400", "--separator", "page"]) == 2
+    assert capsys.readouterr().err.startswith("error: --separator page is not known: choose one of auto, ")
     assert main([*other, "40"]) == 2
     assert capsys.readouterr().err == "error: --train-tokenizer is 40: choose 259 or more.\n"
 
@@ -383,7 +383,7 @@ def test_few_documents_keep_one_for_validation(tmp_path: Path, capsys: pytest.Ca
     assert main(["prepare", str(folder), "--out", str(out), "--train-tokenizer", "300", "--workers", "1"]) == 0
     said = capsys.readouterr().out
     assert "a share of 0.01 would have left nothing for validation: one document was taken" in said
-    assert "cut into documents at blank lines; --documents file keeps each whole" in said
+    assert "cut into documents at blank lines; --separator file keeps each whole" in said
     assert Shards(out, "valid").info.documents == 1
     assert Shards(out).info.documents == 39
     assert list(prepare(Preparation([str(folder)], out, train_tokenizer=300)))[-1].stage == "done", (
@@ -406,7 +406,7 @@ def test_without_a_validation_split_it_is_said_aloud(tmp_path: Path, capsys: pyt
 def test_the_help_says_what_ends_a_document(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prepare", "--help"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "one document for each paragraph between blank lines; --documents file keeps it whole" in said
+    assert "one document for each paragraph between blank lines; --separator file keeps it whole" in said
 
 
 def test_a_name_that_is_no_utf_8_is_noted_nevertheless(tmp_path: Path) -> None:

@@ -32,27 +32,27 @@ QUESTIONS = [
 
 
 def test_answers_follow_from_seed_and_key(scdd: EvalModel) -> None:
-    whole = answers(scdd, QUESTIONS, passes=4)
-    assert whole == answers(scdd, QUESTIONS, passes=4)
-    alone = answers(scdd, QUESTIONS[1:], passes=4, batch_size=1)
+    whole = answers(scdd, QUESTIONS, looks=4)
+    assert whole == answers(scdd, QUESTIONS, looks=4)
+    alone = answers(scdd, QUESTIONS[1:], looks=4, batch_size=1)
     for a, b in zip(whole[1], alone[0], strict=True):
         assert a.score == pytest.approx(b.score, rel=1e-4)
-    assert whole != answers(scdd, QUESTIONS, passes=4, seed=1)
+    assert whole != answers(scdd, QUESTIONS, looks=4, seed=1)
 
 
 def test_answers_share_their_noise(scdd: EvalModel) -> None:
     """Two equal texts of one question get the very same score; of two questions, others."""
     text = "The quick brown fox"
-    same = answers(scdd, [Question("q/0", (text, text))], passes=4)[0]
+    same = answers(scdd, [Question("q/0", (text, text))], looks=4)[0]
     assert same[0].score == pytest.approx(same[1].score, rel=1e-5)
-    apart = [answers(scdd, [Question(f"q/{i}", (text,))], passes=4)[0][0].score for i in (0, 1)]
+    apart = [answers(scdd, [Question(f"q/{i}", (text,))], looks=4)[0][0].score for i in (0, 1)]
     assert apart[0] != pytest.approx(apart[1], rel=1e-3)
 
 
 def test_the_error_is_monte_carlos(scdd: EvalModel) -> None:
     """Over seeds, the scores scatter as much as their errors say."""
     question = [Question("q/0", ("The river runs to the sea.",))]
-    found = [answers(scdd, question, passes=10, seed=seed)[0][0] for seed in range(40)]
+    found = [answers(scdd, question, looks=10, seed=seed)[0][0] for seed in range(40)]
     mean = sum(a.score for a in found) / 40
     scatter = (sum((a.score - mean) ** 2 for a in found) / 39) ** 0.5
     said = (sum(a.error**2 for a in found) / 40) ** 0.5
@@ -148,18 +148,18 @@ def test_all_seven_tasks(tmp_path: Path, scdd: EvalModel, monkeypatch: pytest.Mo
     """Without lm-eval, which a machine may lack."""
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     first, second = (MeasureContext(Store(tmp_path / name), 32) for name in "ab")
-    found = measure_zero_shot(first, scdd, passes=2).result
+    found = measure_zero_shot(first, scdd, looks=2).result
     assert set(found["tasks"]) == set(benchmarks.NAMES)
     assert all(one["questions"] == 2 for one in found["tasks"].values())
     assert found["monte_carlo_error"] > 0
-    again = measure_zero_shot(second, scdd, passes=2).result
+    again = measure_zero_shot(second, scdd, looks=2).result
     assert again == found, "the ranking is the seed's"
     for name, gold, texts in (
         ("piqa", (0, 0), [f"Question: where does the river run?\nAnswer: {c}" for c in ("to the sea", "to the fox")]),
         ("winogrande", (1, 0), [f"The fox met the dog; the {one} runs." for one in ("fox", "dog")]),
     ):
         asked = [Question(f"scdd_{name}/{i}", tuple(texts)) for i in (0, 1)]
-        best = [max((0, 1), key=lambda i: row[i].score) for row in answers(scdd, asked, passes=2)]
+        best = [max((0, 1), key=lambda i: row[i].score) for row in answers(scdd, asked, looks=2)]
         assert found["tasks"][name]["acc"] == sum(a == b for a, b in zip(best, gold, strict=True)) / 2
     with pytest.raises(UserError, match="need lm_eval"):
         measure_zero_shot(first, scdd, ["piqa"])
@@ -172,34 +172,34 @@ def test_all_seven_tasks(tmp_path: Path, scdd: EvalModel, monkeypatch: pytest.Mo
 def test_some_of_the_seven_come_from_the_folder(
     tmp_path: Path, files: Path, scdd: EvalModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`--tasks piqa --data DIR` went past DIR to the Hub."""
+    """`--tasks piqa --benchmarks DIR` went past DIR to the Hub."""
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     context = MeasureContext(Store(tmp_path / "out"), 32)
-    alone = measure_zero_shot(context, scdd, ["piqa", "scdd_boolq"], str(files), passes=2).result["tasks"]
-    every = measure_zero_shot(context, scdd, passes=2).result["tasks"]
+    alone = measure_zero_shot(context, scdd, ["piqa", "scdd_boolq"], str(files), looks=2).result["tasks"]
+    every = measure_zero_shot(context, scdd, looks=2).result["tasks"]
     assert alone == {name: every[name] for name in ("piqa", "boolq")}, "the noise of a question is its own"
     with pytest.raises(UserError, match="tasks mmlu are none of the files'"):
         measure_zero_shot(context, scdd, ["piqa", "mmlu"], str(files))
-    for passes in (0, 1, 3):
-        with pytest.raises(UserError, match=f"passes is {passes}: give an even number"):
-            measure_zero_shot(context, scdd, None, str(files), passes=passes)
+    for looks in (0, 1, 3):
+        with pytest.raises(UserError, match=f"looks is {looks}: give an even number"):
+            measure_zero_shot(context, scdd, None, str(files), looks=looks)
 
 
 def test_other_questions_are_another_measurement(
     tmp_path: Path, files: Path, checkpoints: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`--data A` and then `--data B` gave A's accuracies again."""
+    """`--benchmarks A` and then `--benchmarks B` gave A's accuracies again."""
     one, two, again = (tmp_path / name for name in ("one", "two", "again"))
     for place in (one, two, again):
         place.mkdir()
         shutil.copy(files / "piqa.jsonl", place)
     question = json.loads((files / "piqa.jsonl").read_text().splitlines()[0])
     (two / "piqa.jsonl").write_text(json.dumps({**question, "gold": 1}) + "\n")
-    command = ["eval", "zero-shot", "--model", str(checkpoints["scdd"]), "--tasks", "piqa", "--passes", "2"]
+    command = ["eval", "zero-shot", "--model", str(checkpoints["scdd"]), "--tasks", "piqa", "--looks", "2"]
     command += ["--out", str(tmp_path / "out")]
 
     def measured(place: Path, *more: str) -> dict[str, Any]:
-        assert main([*command, "--data", str(place), "--json", *more]) == 0
+        assert main([*command, "--benchmarks", str(place), "--json", *more]) == 0
         found: dict[str, Any] = json.loads(capsys.readouterr().out)
         return found
 
@@ -255,9 +255,9 @@ def test_the_numbers_are_the_harnesss_own(
     for module in ("zero_shot", "lm_eval_model"):
         monkeypatch.setattr(import_module(f"scdd.evals.measure.{module}"), "answers", noted)
     ours, theirs = (MeasureContext(Store(files / name)) for name in ("ours", "theirs"))
-    found = measure_zero_shot(ours, model, passes=4, limit=limit, seed=3)
+    found = measure_zero_shot(ours, model, looks=4, limit=limit, seed=3)
     named = [benchmarks.PREFIX + name for name in benchmarks.NAMES]
-    through = measure_zero_shot(theirs, model, named, passes=4, limit=limit, seed=3)
+    through = measure_zero_shot(theirs, model, named, looks=4, limit=limit, seed=3)
     assert asked[0] == asked[1], "other texts, keys or scores"
     assert found.settings == through.settings
     assert found.hash == through.hash
@@ -278,7 +278,7 @@ def test_the_harness_knows_the_model(files: Path, checkpoints: dict[str, Path]) 
             "--model",
             "scdd",
             "--model_args",
-            f"pretrained={checkpoints['scdd']},passes=2",
+            f"pretrained={checkpoints['scdd']},looks=2",
         ),
         *("--tasks", str(benchmarks.TASKS), "--limit", "1", "--output_path", str(files / "out")),
     ]
@@ -296,7 +296,7 @@ def test_the_real_files(data_folder: Path, tmp_path: Path, scdd: EvalModel) -> N
     """Official sizes, and a question of each."""
     folder = str(data_folder / "benchmarks")
     context = MeasureContext(Store(tmp_path), 32)
-    found = measure_zero_shot(context, scdd, None, folder, passes=2, limit=1).result
+    found = measure_zero_shot(context, scdd, None, folder, looks=2, limit=1).result
     assert set(found["tasks"]) == set(benchmarks.NAMES)
     sizes = [len(benchmarks.documents(name, folder)) for name in benchmarks.NAMES]
     assert sizes == [2376, 1172, 3270, 10042, 500, 1838, 1267]

@@ -137,7 +137,7 @@ def recovery(
     steps: Annotated[int, typer.Option(help="Steps of the whole walk, of which the last are taken.")] = 128,
     last: Annotated[str, typer.Option(metavar="N,N…", help="How many of the last steps: 1 is the paper's.")] = "1,16",
     top_p: Annotated[float, typer.Option(help="Replacements come from this nucleus.")] = 0.9,
-    nucleus: Annotated[bool, typer.Option("--nucleus", help="Doubts come from that nucleus, too.")] = False,
+    cut_doubts: Annotated[bool, typer.Option("--cut-doubts", help="Doubts come from that nucleus, too.")] = False,
     convention: s.RecoveryConvention = "ours",
     threshold: Annotated[
         str | None,
@@ -153,7 +153,9 @@ def recovery(
     from scdd.evals.measure.texts import text_rows
 
     way = s.convention_of(convention) or "ours"
-    repairs = [Repair(steps, n, top_p, nucleus=nucleus, convention=way) for n in s.parse_numbers(last, "--last", int)]
+    repairs = [
+        Repair(steps, n, top_p, nucleus=cut_doubts, convention=way) for n in s.parse_numbers(last, "--last", int)
+    ]
     thresholds = s.parse_numbers(threshold, "--threshold", float)
     repairs += [Repair(1, 1, threshold=value, strength=strength) for value in thresholds]
     counts = s.parse_numbers(count, "--k", int)
@@ -185,20 +187,20 @@ def zero_shot(
         str | None,
         typer.Option(
             metavar="NAME,NAME…",
-            help="Some of the paper's seven, from --data, or without it tasks of lm-eval; default: all seven.",
+            help="Some of the paper's seven, from --benchmarks, or without it tasks of lm-eval; default: all seven.",
         ),
     ] = None,
-    data: Annotated[
+    benchmarks: Annotated[
         str | None, typer.Option(metavar="FOLDER", help="Folder of the seven tasks' files; default: SCDD_BENCHMARKS.")
     ] = None,
-    passes: Annotated[int, typer.Option(help="Monte-Carlo passes for each answer, even; the paper's are 10.")] = 10,
+    looks: Annotated[int, typer.Option(help="Times at which each answer is looked at, even; the paper's are 10.")] = 10,
     limit: Annotated[int | None, typer.Option(help="Questions of each task.")] = None,
 ) -> None:
     """Accuracy on multiple-choice tasks, answers ranked by the ELBO of question and answer (tab:benchmark_accuracy)."""
-    from scdd.evals.measure.zero_shot import check_passes, measure_zero_shot
+    from scdd.evals.measure.zero_shot import check_looks, measure_zero_shot
 
-    check_passes(passes)
-    arguments = (tasks.split(",") if tasks else None, data, passes, limit, here.seed)
+    check_looks(looks)
+    arguments = (tasks.split(",") if tasks else None, benchmarks, looks, limit, here.seed)
     for _, loaded in here.opened(model):
         here.ask(f"answers of {loaded.label}", None, measure_zero_shot, loaded, *arguments)
     here.show()

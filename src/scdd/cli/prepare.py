@@ -30,7 +30,7 @@ def prepare(
     sources: Annotated[
         list[str],
         typer.Argument(
-            help="Text files, which are cut into documents at blank lines (see --documents), JSON lines, CSV, TSV (all of "
+            help="Text files, which are cut into documents at blank lines (see --separator), JSON lines, CSV, TSV (all of "
             "them .xz, .gz or .zst, too) or Parquet, a document a row; folders or addresses of them (s3://, gs://, hf://, https://); or hf:NAME[:CONFIG[:SPLIT]]."
         ),
     ],
@@ -61,9 +61,8 @@ def prepare(
     separator: Annotated[
         str,
         typer.Option(
-            "--documents",
             help=f"What ends a document in text files: {', '.join(SEPARATORS)}; auto is wikitext (its headings) in "
-            ".tokens files and blank-line in others. Recipes call it data.separator, there with file as default.",
+            ".tokens files and blank-line in others. Recipes call it data.separator, there with file as default."
         ),
     ] = "auto",
     workers: Annotated[
@@ -71,11 +70,11 @@ def prepare(
     ] = None,
     ray: Ray = None,
     shard_tokens: Annotated[int, typer.Option(help="Tokens of a shard, after which it is closed.")] = 1 << 24,
-    overwrite: Annotated[bool, typer.Option(help="Replace what an earlier preparation left in --out.")] = False,
+    force: Annotated[bool, typer.Option(help="Replace what an earlier preparation left in --out.")] = False,
 ) -> None:
     """Turn text into packed token shards: in parallel, resumable, the same bytes whatever the number of workers.
 
-    A text file becomes one document for each paragraph between blank lines; --documents file keeps it whole.
+    A text file becomes one document for each paragraph between blank lines; --separator file keeps it whole.
     """
     if tokenizer is None and train_tokenizer is None:
         raise UserError(
@@ -94,7 +93,7 @@ def prepare(
         separator=cast(Separator, separator),  # checked when the sources are looked up
         shard_tokens=shard_tokens,
         workers=workers or cores(),
-        overwrite=overwrite,
+        force=force,
     )
     pool = None if ray is None else pool_at(ray, workers or (cores() if ray == LOCAL else None))
     start, console = time.monotonic(), Console(stderr=True)
@@ -144,7 +143,7 @@ def _notes(job: Preparation, manifest: dict[str, Any]) -> Iterator[str]:
         cure = (
             "give --valid TEXT"
             if asked == 0
-            else "give --valid TEXT, or more documents (--documents says what ends one)"
+            else "give --valid TEXT, or more documents (--separator says what ends one)"
         )
         yield f"no document is left for validation, so training will not validate: {cure}"
     elif asked and 2 * asked * sum(sizes.values()) < kept == 1:
@@ -155,7 +154,7 @@ def _notes(job: Preparation, manifest: dict[str, Any]) -> Iterator[str]:
         names = ", ".join(map(str, left_out[:5])) + (f" and {len(left_out) - 5} more" if len(left_out) > 5 else "")
         yield f"left out of training, since --valid names it: {names}"
     if job.separator == "auto" and any(each["rule"] == "blank-line" for each in manifest["preparation"]["sources"]):
-        yield "text files were cut into documents at blank lines; --documents file keeps each whole"
+        yield "text files were cut into documents at blank lines; --separator file keeps each whole"
 
 
 def _summary(job: Preparation, last: PrepareProgress, seconds: float, workers: int) -> None:

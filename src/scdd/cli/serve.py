@@ -55,7 +55,7 @@ def serve(
     http_processes: Annotated[
         int, typer.Option(help="Processes that talk HTTP, beside the one that computes; 0: that one does both.")
     ] = 0,
-    group: Annotated[
+    rows_per_forward: Annotated[
         int | None,
         typer.Option(
             help="Rows of a network evaluation, or fewer where that changes no bit; default: 64 on a GPU; on a CPU as many as change none."
@@ -77,7 +77,7 @@ def serve(
     token = _checked_token(token, host, local or no_token)
     _check_numbers(port, {
         "--max-length": max_length, "--max-steps": max_steps, "--max-texts": max_texts, "--max-body": max_body,
-        "--max-queue": max_queue, "--timeout": timeout, "--batch-size": batch_size, "--workers": workers, "--group": group,
+        "--max-queue": max_queue, "--timeout": timeout, "--batch-size": batch_size, "--workers": workers, "--rows-per-forward": rows_per_forward,
         "--replicas": replicas, "--max-replicas": max_replicas,
     })  # fmt: skip
     if not 0 <= http_processes <= MOST_PROCESSES:
@@ -115,7 +115,7 @@ def serve(
         limits=limits,
         length=max_length,
         batch=batch_size,
-        group=group,
+        rows_per_forward=rows_per_forward,
         dtype=dtype,
         graphs=graphs,
     )

@@ -52,7 +52,7 @@ class Preparation:
     separator: Separator = "auto"  # what ends a document of a text file
     shard_tokens: int = 1 << 24
     workers: int = 1
-    overwrite: bool = False
+    force: bool = False
 
 
 def prepare(job: Preparation, pool: Pool | None = None) -> Iterator[PrepareProgress]:
@@ -72,7 +72,7 @@ def prepare(job: Preparation, pool: Pool | None = None) -> Iterator[PrepareProgr
         about["left_out"] = [_printable(_source_name(source)) for source in left_out]
     make_folder(out)
     with locked(out):
-        if job.overwrite:
+        if job.force:
             _clear(out)
         if (out / INDEX).exists():
             yield _finished(out, about)

@@ -40,7 +40,7 @@ class ServeSpec:
     limits: Limits = field(default_factory=Limits)
     length: int | None = None
     batch: int | None = None
-    group: int | None = None
+    rows_per_forward: int | None = None
     dtype: str | None = None
     graphs: bool = True
 
@@ -59,7 +59,7 @@ class ServeSpec:
             self.limits,
             length=self.length or 4 * lm.engine.room,
             batch=self.batch or ROWS["gpu" if on_gpu else "cpu"],
-            rows_per_forward=self.group or (64 if on_gpu else None),
+            rows_per_forward=self.rows_per_forward or (64 if on_gpu else None),
         )
 
     def service(self, threads: int | None = None, lent: bool = False) -> Service:

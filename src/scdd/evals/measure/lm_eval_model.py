@@ -30,7 +30,7 @@ class ScddLM(LM):  # type: ignore[misc, unused-ignore]
         self,
         pretrained: str | EvalModel | None = None,
         process: str | None = None,
-        passes: int = 10,
+        looks: int = 10,
         seed: int = 0,
         batch_size: int | str | None = None,
         device: str | None = None,
@@ -42,7 +42,7 @@ class ScddLM(LM):  # type: ignore[misc, unused-ignore]
         if not isinstance(pretrained, EvalModel):
             pretrained = open_model(pretrained, process=process, device=device)
         self.model = pretrained
-        self.passes, self.seed = int(passes), int(seed)
+        self.looks, self.seed = int(looks), int(seed)
         self.batch_size = None if batch_size is None or str(batch_size).startswith("auto") else int(batch_size)
         self.world: World = ALONE
         self.watch: Watch = unwatched
@@ -54,7 +54,7 @@ class ScddLM(LM):  # type: ignore[misc, unused-ignore]
         for i, request in enumerate(requests):
             places.setdefault(f"{request.task_name}/{request.doc_id}", []).append(i)
         questions = [Question(key, tuple("".join(requests[i].args) for i in group)) for key, group in places.items()]
-        scored = answers(self.model, questions, self.passes, self.seed, self.batch_size, self.world, self.watch)
+        scored = answers(self.model, questions, self.looks, self.seed, self.batch_size, self.world, self.watch)
         scores: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
         for group, row in zip(places.values(), scored, strict=True):
             for i, answer in zip(group, row, strict=True):
@@ -65,7 +65,7 @@ class ScddLM(LM):  # type: ignore[misc, unused-ignore]
     def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
         """Minus the NELBO of each text, in rows as long as the context."""
         model, room = self.model, self.model.engine.room
-        estimator = NelboEstimator(None, self.passes, "ours", self.seed)
+        estimator = NelboEstimator(None, self.looks, "ours", self.seed)
         scores = []
         for request in requests:
             tokens = model.lm.tokenizer.encode(request.args[0]) or [model.lm.tokenizer.eos_id]

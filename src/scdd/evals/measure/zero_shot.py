@@ -1,4 +1,4 @@
-"""Zero-shot choice by likelihood (`tab:benchmark_accuracy`): [x; y] scored by its ELBO, N Monte-Carlo passes.
+"""Zero-shot choice by likelihood (`tab:benchmark_accuracy`): [x; y] scored by its ELBO, N Monte-Carlo looks.
 
 All answers to one question are looked at at the same times and through the same noise, so what they share (the question)
 cancels in their difference, and only the answers decide.
@@ -22,7 +22,7 @@ from scdd.training.parallel import World
 
 
 class Answer(NamedTuple):
-    """log P(x, y) from below: the mean of the passes, and its Monte-Carlo error."""
+    """log P(x, y) from below: the mean of its looks, and its Monte-Carlo error."""
 
     score: float
     error: float
@@ -36,14 +36,14 @@ class Question(NamedTuple):
 
 
 def noise_index(seed: int, key: str) -> int:
-    """The number that decides a text's noise: 40 bits leave room for the passes beside them."""
+    """The number that decides a text's noise: 40 bits leave room for the looks beside them."""
     return derive_seed(seed, key) >> 24
 
 
 def answers(
     model: EvalModel,
     questions: Sequence[Question],
-    passes: int = 10,
+    looks: int = 10,
     seed: int = 0,
     batch_size: int | None = None,
     world: World = ALONE,
@@ -53,7 +53,7 @@ def answers(
 
     An autoregressive model's scores are exact, and take one pass.
     """
-    estimator = NelboEstimator(None, passes, "ours", seed)
+    estimator = NelboEstimator(None, looks, "ours", seed)
 
     def scores(own: Sequence[Question], _: range) -> list[list[Answer]]:
         rows = [(noise_index(seed, q.key), row) for q in own for row in framed(model, q.texts)]
@@ -82,20 +82,20 @@ def measure_zero_shot(
     model: EvalModel,
     tasks: Sequence[str] | None = None,
     data: str | None = None,
-    passes: int = 10,
+    looks: int = 10,
     limit: int | None = None,
     seed: int = 0,
 ) -> Measurement:
     """Accuracies of the paper's seven from the folder `data` without lm-eval, all or those that `tasks` names; without `data`,
     of any `tasks` that lm-eval knows."""
-    check_passes(passes)
+    check_looks(looks)
     if limit is not None and limit < 1:
         raise UserError(f"The limit is {limit} questions a task: give at least 1, or leave it out for all.")
     # a missing folder is refused before anything is measured
     place = None if tasks and data is None else str(benchmarks.folder(data))
     names = list(benchmarks.NAMES) if not tasks else list(tasks) if place is None else _of_the_seven(tasks)
     wanted = names if place is None else [benchmarks.PREFIX + name for name in names]
-    ask = _Asking(context, model, passes, seed)
+    ask = _Asking(context, model, looks, seed)
     read = _read(wanted, place, limit)
 
     def run() -> dict[str, Any]:
@@ -104,9 +104,9 @@ def measure_zero_shot(
         for name, (acc, n) in outcome.accuracies.items():
             error = stats.share_error(acc, n)
             results[name.removeprefix(benchmarks.PREFIX)] = {"acc": acc, "error": error, "questions": n}
-        return {"tasks": results, "passes": passes, "monte_carlo_error": rms(outcome.errors)}
+        return {"tasks": results, "passes": looks, "monte_carlo_error": rms(outcome.errors)}
 
-    settings: dict[str, Any] = {"tasks": wanted, "passes": passes, "limit": limit, "seed": seed}
+    settings: dict[str, Any] = {"tasks": wanted, "passes": looks, "limit": limit, "seed": seed}
     if read:  # files of the same names may ask other questions
         settings["text"] = fingerprint(list(read.items()))
     return context.store.measurement("zero-shot", model, settings, run, _called(place) if read else "")
@@ -117,7 +117,7 @@ class _Asking(NamedTuple):
 
     context: MeasureContext
     model: EvalModel
-    passes: int
+    looks: int
     seed: int
 
 
@@ -133,12 +133,10 @@ def rms(errors: Sequence[float]) -> float:
     return (sum(e * e for e in errors) / len(errors)) ** 0.5 if errors else 0.0
 
 
-def check_passes(passes: int) -> None:
-    """Refuse a number of passes that no error bar can be had from, before anything is loaded."""
-    if passes < REPLICATES or passes % REPLICATES:
-        raise UserError(
-            f"passes is {passes}: give an even number of at least {REPLICATES}, for the error bars.", "passes"
-        )
+def check_looks(looks: int) -> None:
+    """Refuse a number of looks that no error bar can be had from, before anything is loaded."""
+    if looks < REPLICATES or looks % REPLICATES:
+        raise UserError(f"looks is {looks}: give an even number of at least {REPLICATES}, for the error bars.", "looks")
 
 
 def _of_the_seven(tasks: Sequence[str]) -> list[str]:
@@ -168,11 +166,11 @@ def _called(place: str | None) -> str:
 
 def _of_files(ask: _Asking, tasks: Mapping[str, Sequence[benchmarks.Choice]]) -> _Outcome:
     """The seven tasks, or some. Keys and order are those of the harness's requests, and so the scores are its scores."""
-    context, model, passes, seed = ask
+    context, model, looks, seed = ask
     questions = [
         Question(f"{name}/{i}", choice.texts) for name, choices in tasks.items() for i, choice in enumerate(choices)
     ]
-    scored = answers(model, questions, passes, seed, context.batch_size, context.world, context.watch)
+    scored = answers(model, questions, looks, seed, context.batch_size, context.world, context.watch)
     rows = iter(scored)
     accuracies = {}
     for name, choices in tasks.items():
@@ -188,13 +186,13 @@ def _best(row: Sequence[Answer]) -> int:
 
 def _of_lm_eval(ask: _Asking, tasks: Sequence[str], limit: int | None) -> _Outcome:
     """Any tasks that lm-eval knows."""
-    context, model, passes, seed = ask
+    context, model, looks, seed = ask
     try:
         harness: Any = import_module("lm_eval")
         adapter: Any = import_module("scdd.evals.measure.lm_eval_model")
     except ModuleNotFoundError as error:
         raise UserError(missing_extra(f"Tasks of lm-eval need {error.name}", "eval")) from error
-    scorer = adapter.ScddLM(model, passes=passes, seed=seed, batch_size=context.batch_size)
+    scorer = adapter.ScddLM(model, looks=looks, seed=seed, batch_size=context.batch_size)
     scorer.world, scorer.watch = context.world, context.watch
     known = import_module("lm_eval.tasks").TaskManager(include_path=str(benchmarks.TASKS), metadata={})
     plain = {"bootstrap_iters": 0, "log_samples": False, "task_manager": known}
