@@ -33,7 +33,7 @@ def test_it_is_small_enough() -> None:
 
 def test_its_recipe_is_the_shipped_one() -> None:
     """But for where the data lay and whether a log was kept."""
-    shipped = recipe.load("adapt/student")
+    shipped = recipe.load("adapt/fewer-ids")
     own = recipe.loads((ASSETS / "model" / "recipe.yaml").read_text(encoding="utf-8"))
     assert isinstance(own.data, ShardsOptions)
     assert isinstance(shipped.data, ShardsOptions)

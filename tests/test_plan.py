@@ -32,6 +32,7 @@ from scdd.training import muon
 from scdd.training.optim import MovingAverage, Optimiser
 
 PRETRAINED = {
+    "adapt/fewer-ids": ["model={kind: llama, size: smollm2-135m}"],
     "adapt/llama": ["model={kind: llama, size: smollm2-360m}"],
     "adapt/smollm2-135m": ["model={kind: llama, size: smollm2-135m}"],
     "adapt/student": ["model={kind: llama, size: smollm2-135m}"],

@@ -101,11 +101,10 @@ def examples(
     model: Annotated[str, typer.Option(help="As `scdd correct --model` takes it.")] = "bundled",
     num: Annotated[int, typer.Option(help="Sentences.")] = 400,
     seed: int = 0,
-    dtype: Annotated[str, typer.Option(help="bfloat16 is faster on most processors.")] = "float32",
+    dtype: Annotated[str | None, typer.Option(help="As `scdd correct --dtype` takes it.")] = None,
 ) -> None:
     """Spoil sentences and write down what the model says of every candidate."""
-    lm = scdd.load(None if model == "bundled" else model)
-    lm.to(lm.device, getattr(torch, dtype))
+    lm = scdd.load(None if model == "bundled" else model, dtype=dtype)
     editor = Editor(lm.engine, english(), Channel({}, dict.fromkeys(KINDS, 0.0), 0.0), 0.1, seed)
     sentences = clean_sentences(texts, num)
     done = len(out.read_text(encoding="utf-8").splitlines()) if out.exists() else 0
