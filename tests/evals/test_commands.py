@@ -19,14 +19,17 @@ from scdd.core.errors import UserError
 from scdd.evals.measure.model import EvalModel, open_model, weights_hash
 from scdd.evals.measure.specs import SamplingSpec
 from scdd.evals.measure.store import Measurement, Store, digest, parsed, read_measurements
-from scdd.evals.report.compare import against_table, best_of, check_names, generation_table
+from scdd.evals.report.compare import against_table, best_of, by_budget, check_names, entropy_table, generation_table
 from scdd.evals.report.page import html_of
 from scdd.evals.report.paper import paper, printed
-from scdd.evals.report.summaries import Point, pareto
+from scdd.evals.report.sections import gather
+from scdd.evals.report.summaries import Point, frontier_table, pareto
 from scdd.evals.report.tables import Entry, Table, number, with_error
 from scdd.lm.model import LM
 from scdd.models.heads import QualityHead
 from tests import tiny
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 
 def run(capsys: pytest.CaptureFixture[str], *command: str) -> list[dict[str, Any]]:
@@ -392,6 +395,16 @@ def test_pareto() -> None:
     assert pareto([a, d]) == {a}
     other = Point("x", 16, 1.0, 1.0, 1.0, 9.0)
     assert pareto([a, other]) == {a, other}, "other budgets do not count"
+    assert pareto([a, b, c._replace(vocab="others")]) == {a, b, c._replace(vocab="others")}, "nor do other tokens"
+
+
+def test_entropies_of_other_tokens_are_not_compared_in_silence() -> None:
+    cells = gather([RESULTS / "bundled"])  # two vocabularies, in one table
+    drawn = [one for one in cells if one.kind == "generation"]
+    one_vocab = [one for one in drawn if one.label == "before"]
+    for made in (frontier_table, lambda them: entropy_table(by_budget(them))):
+        assert any("different vocabularies" in note for note in made(drawn).notes)
+        assert not any("different vocabularies" in note for note in made(one_vocab).notes)
 
 
 def test_tables() -> None:

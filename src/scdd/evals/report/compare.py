@@ -14,7 +14,7 @@ from typing import Any
 from scdd.core.errors import UserError
 from scdd.evals.measure import stats
 from scdd.evals.measure.store import Measurement
-from scdd.evals.report.names import distinct_names, listed, text_of
+from scdd.evals.report.names import distinct_names, listed, own_tokens, text_of
 from scdd.evals.report.paper import paper, paper_of, papers_corpus, printed
 from scdd.evals.report.tables import NONE, Entry, Table, any_bold, any_paper, entries, stars, with_error
 
@@ -70,7 +70,8 @@ def entropy_table(grid: Grid, corpus: str = "OWT", among: str = "") -> Table:
 
     rows = _rows(grid, entry)
     about = f"Of each text's tokens in nats, a sanity check: repetition lowers it; {_drawn(grid)}."
-    notes = [about + _beside(rows, corpus, ", of other lengths"), *_unequal(grid)]
+    own = own_tokens([one for row in grid.values() for one in row.values()])
+    notes = [about + _beside(rows, corpus, ", of other lengths"), *_unequal(grid), *own]
     title = f"Unigram entropy by network evaluations{among}"
     return Table(title, ["system", *map(str, _budgets(grid))], rows, notes)
 

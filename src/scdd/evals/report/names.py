@@ -36,6 +36,21 @@ def text_of(measurement: Measurement) -> str:
     return str(measurement.made.get("text") or f"text {mark[:SHORT]}")
 
 
+def vocab_of(measurement: Measurement) -> str:
+    """What a model's tokens are known by, and what is counted in them."""
+    return str((measurement.settings.get("model") or {}).get("vocab", ""))
+
+
+def own_tokens(measurements: Sequence[Measurement]) -> list[str]:
+    """A note where models of several vocabularies stand side by side: what is counted in tokens is in tokens of their own."""
+    if len(set(map(vocab_of, measurements))) < 2:
+        return []
+    return [
+        "The models have different vocabularies, and entropy, distinct-n and repetition are of each one's own tokens: shorter tokens "
+        "alone change them, so compare them within a vocabulary."
+    ]
+
+
 def grouped(measurements: Iterable[Measurement], key: Callable[[Measurement], Key]) -> dict[Key, list[Measurement]]:
     """Measurements of one key together, in the order in which keys come."""
     groups: dict[Key, list[Measurement]] = {}

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from scdd.evals.measure.judge_client import ASPECTS
 from scdd.evals.measure.specs import Repair, repair_name
 from scdd.evals.measure.store import Measurement
-from scdd.evals.report.names import SHORT, distinct_names, listed, text_of
+from scdd.evals.report.names import SHORT, distinct_names, listed, own_tokens, text_of, vocab_of
 from scdd.evals.report.paper import paper, paper_of, printed
 from scdd.evals.report.tables import NONE, Entry, Table, any_paper, entries, number, stars, with_error
 
@@ -258,18 +258,20 @@ class Point(NamedTuple):
     top_p: float
     ppl: float
     entropy: float
+    vocab: str = ""
 
     @classmethod
     def of(cls, one: Measurement) -> Point:
         """A generation measurement as a point."""
         result, filters = one.result, one.result["filters"]
         sampling = round(result["nfe"]["value"]), filters["temperature"], filters["top_p"]
-        return cls(one.label, *sampling, result["ppl"], result["diversity"]["entropy"]["value"])
+        return cls(one.label, *sampling, result["ppl"], result["diversity"]["entropy"]["value"], vocab_of(one))
 
     def beats(self, other: Point) -> bool:
-        """Whether it is better in one respect and no worse in the other, at as many evaluations."""
+        """Whether it is better in one respect and no worse in the other, at as many evaluations and in the same tokens."""
         as_good = self.ppl <= other.ppl and self.entropy >= other.entropy
-        return self.nfe == other.nfe and as_good and (self.ppl, self.entropy) != (other.ppl, other.entropy)
+        alike = self.nfe == other.nfe and self.vocab == other.vocab
+        return alike and as_good and (self.ppl, self.entropy) != (other.ppl, other.entropy)
 
 
 def pareto(points: Sequence[Point]) -> set[Point]:
@@ -291,4 +293,5 @@ def frontier_table(measurements: Sequence[Measurement], among: str = "") -> Tabl
         rows.append(entries(p.label, p.nfe, *filters, ppl, interval, entropy, *others))
     head = ["system", "evaluations", "temperature", "top-p", "Gen PPL", "95 % interval", "entropy"]
     notes = ["Bold: no other way of the same number of evaluations is both better judged and more diverse."]
+    notes += own_tokens(measurements)
     return Table(f"Quality and diversity{among}", [*head, "distinct-2", "repetition"], rows, notes)
