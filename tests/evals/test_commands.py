@@ -402,6 +402,7 @@ def test_entropies_of_other_tokens_are_not_compared_in_silence() -> None:
     cells = gather([RESULTS / "bundled"])  # two vocabularies, in one table
     drawn = [one for one in cells if one.kind == "generation"]
     one_vocab = [one for one in drawn if one.label == "before"]
+    assert frontier_table(drawn).head[-1] == "word entropy", "which is of one unit"
     for made in (frontier_table, lambda them: entropy_table(by_budget(them))):
         assert any("different vocabularies" in note for note in made(drawn).notes)
         assert not any("different vocabularies" in note for note in made(one_vocab).notes)

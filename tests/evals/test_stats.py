@@ -7,7 +7,7 @@ import pytest
 from scipy import stats as scipy_stats
 
 from scdd.evals.measure import stats
-from scdd.evals.measure.diversity import distinct, diversity, entropy, repetition
+from scdd.evals.measure.diversity import distinct, diversity, entropy, in_words, repetition
 from scdd.evals.report.tables import stars
 
 
@@ -68,6 +68,14 @@ def test_difference_of_ratios_is_calibrated() -> None:
         a = [list(x * 2 + rng.normal(size=50) * 3) for x in k]
         hits += stats.difference((a[0], list(k[0])), (a[1], list(k[1]))) < 0.05
     assert 0.02 < hits / 400 < 0.09
+
+
+def test_words_are_counted_alike_whatever_the_tokens() -> None:
+    found = in_words(["a B c", "A b  b d", "a b"], first=3)
+    assert (found["words"], found["texts"]) == (3, 2), "a text of two words is not counted"
+    assert found["entropy"]["value"] == pytest.approx((math.log(3) + math.log(3) - 2 / 3 * math.log(2)) / 2)
+    assert found["distinct_2"]["value"] == 1.0
+    assert in_words(["a b"], first=3) == {"words": 3, "texts": 0}
 
 
 def test_entropy_and_repetition() -> None:

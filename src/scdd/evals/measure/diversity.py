@@ -9,6 +9,9 @@ from typing import Any
 
 from scdd.evals.measure import stats
 
+FIRST = 50
+"""Words of a text that are counted: entropy grows with a text's length, so all have as many."""
+
 
 def entropy(tokens: Sequence[int]) -> float:
     """Unigram entropy of one text in nats, `tab:entropy-comparison`; 0 for an empty one."""
@@ -32,6 +35,22 @@ def repetition(tokens: Sequence[int], window: int = 128) -> float:
         if i >= window:
             seen[tokens[i - window]] -= 1
     return hits / len(tokens) if tokens else 0.0
+
+
+def in_words(texts: Sequence[str], first: int = FIRST) -> dict[str, Any]:
+    """The same in a unit that models of any vocabulary share: the first words of each text that has as many, in lower case."""
+    words = [text.lower().split()[:first] for text in texts]
+    whole = [each for each in words if len(each) == first]
+    if not whole:
+        return {"words": first, "texts": 0}
+    numbers = {word: i for i, word in enumerate(dict.fromkeys(word for each in whole for word in each))}
+    tokens = [[numbers[word] for word in each] for each in whole]
+    return {
+        "words": first,
+        "texts": len(whole),
+        "entropy": stats.mean([entropy(each) for each in tokens])._asdict(),
+        "distinct_2": stats.mean([distinct(each, 2) for each in tokens])._asdict(),
+    }
 
 
 def diversity(texts: Sequence[Sequence[int]], seed: int = 0) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from scdd.evals.measure import stats
-from scdd.evals.measure.diversity import diversity
+from scdd.evals.measure.diversity import diversity, in_words
 from scdd.evals.measure.model import EvalModel
 from scdd.evals.measure.reference_lm import ReferenceLM, TextNats, columns, gen_ppl, scored, short_ppl
 from scdd.evals.measure.specs import SamplingSpec
@@ -129,6 +129,7 @@ def measure_generation(
         return {
             **gen_ppl(scored(context, reference, samples["texts"]), spec.seed),
             **{name: samples[name] for name in names},
+            "in_words": in_words(samples["texts"]),
             "judge": reference.name,
             "samples": samples["texts"][:SHOWN],
         }

@@ -47,7 +47,7 @@ def own_tokens(measurements: Sequence[Measurement]) -> list[str]:
         return []
     return [
         "The models have different vocabularies, and entropy, distinct-n and repetition are of each one's own tokens: shorter tokens "
-        "alone change them, so compare them within a vocabulary."
+        "alone change them, so compare them within a vocabulary. Word entropy, where it was measured, is the same unit for all."
     ]
 
 

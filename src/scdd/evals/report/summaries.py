@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from scdd.evals.measure.diversity import FIRST
 from scdd.evals.measure.judge_client import ASPECTS
 from scdd.evals.measure.specs import Repair, repair_name
 from scdd.evals.measure.store import Measurement
@@ -282,16 +283,36 @@ def pareto(points: Sequence[Point]) -> set[Point]:
 def frontier_table(measurements: Sequence[Measurement], among: str = "") -> Table:
     """Every point; bold is on the frontier of its number of evaluations."""
     pairs = [(Point.of(one), one.result) for one in measurements]
-    best = pareto([point for point, _ in pairs])
+    best, in_words = pareto([point for point, _ in pairs]), any("in_words" in result for _, result in pairs)
     rows = []
     for p, result in sorted(pairs, key=lambda pair: (pair[0].nfe, pair[0].ppl)):
         on, diversity = p in best, result["diversity"]
         ppl, interval = Entry(with_error(p.ppl, result["error"]), on), f"{result['low']:.4g} – {result['high']:.4g}"
         entropy = Entry(with_error(p.entropy, diversity["entropy"]["error"]), on)
-        others = [f"{diversity[name]['value']:.3f}" for name in ("distinct_2", "repetition")]
+        others: list[str | Entry] = [f"{diversity[name]['value']:.3f}" for name in ("distinct_2", "repetition")]
+        if in_words:
+            others.append(_word_entropy(result))
         filters = f"{p.temperature:g}", f"{p.top_p:g}"
         rows.append(entries(p.label, p.nfe, *filters, ppl, interval, entropy, *others))
-    head = ["system", "evaluations", "temperature", "top-p", "Gen PPL", "95 % interval", "entropy"]
+    head = [
+        "system",
+        "evaluations",
+        "temperature",
+        "top-p",
+        "Gen PPL",
+        "95 % interval",
+        "entropy",
+        "distinct-2",
+        "repetition",
+    ]
     notes = ["Bold: no other way of the same number of evaluations is both better judged and more diverse."]
-    notes += own_tokens(measurements)
-    return Table(f"Quality and diversity{among}", [*head, "distinct-2", "repetition"], rows, notes)
+    if in_words:
+        head.append("word entropy")
+        notes.append(f"Word entropy: in nats, of the first {FIRST} words of each text that has as many.")
+    return Table(f"Quality and diversity{among}", head, rows, notes + own_tokens(measurements))
+
+
+def _word_entropy(result: Mapping[str, Any]) -> str | Entry:
+    """As `in_words` counts it, where that was asked and a text was long enough."""
+    found = result.get("in_words", {}).get("entropy")
+    return NONE if found is None else with_error(found["value"], found["error"])
