@@ -38,7 +38,7 @@ def repetition(tokens: Sequence[int], window: int = 128) -> float:
 
 
 def in_words(texts: Sequence[str], first: int = FIRST) -> dict[str, Any]:
-    """The same in a unit that models of any vocabulary share: the first words of each text that has as many, in lower case."""
+    """Diversity in a unit that models of any vocabulary share: the first words of each text that has as many, in lower case."""
     words = [text.lower().split()[:first] for text in texts]
     whole = [each for each in words if len(each) == first]
     if not whole:

@@ -294,11 +294,8 @@ def frontier_table(measurements: Sequence[Measurement], among: str = "") -> Tabl
             others.append(_word_entropy(result))
         filters = f"{p.temperature:g}", f"{p.top_p:g}"
         rows.append(entries(p.label, p.nfe, *filters, ppl, interval, entropy, *others))
-    drawn, measured = (
-        ["evaluations", "temperature", "top-p"],
-        ["Gen PPL", "95 % interval", "entropy", "distinct-2", "repetition"],
-    )
-    head = ["system", *drawn, *measured]
+    head = ["system", "evaluations", "temperature", "top-p"]
+    head += ["Gen PPL", "95 % interval", "entropy", "distinct-2", "repetition"]
     notes = ["Bold: no other way of the same number of evaluations is both better judged and more diverse."]
     if in_words:
         head.append("word entropy")
