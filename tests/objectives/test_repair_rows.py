@@ -51,8 +51,9 @@ def text() -> Tensor:
     return torch.randint(11, (ROWS, LENGTH), generator=torch.Generator().manual_seed(1))
 
 
-def objective(process: SCDD | GIDD, weighting: str, share: float = 0.5) -> DiffusionObjective:
-    options = ElboOptions(steps=None, weighting=weighting, repair_share=share, repair_noise=NOISE)  # type: ignore[arg-type]
+def objective(process: SCDD | GIDD, weighting: str, share: float = 0.5, weight: float = 1.0) -> DiffusionObjective:
+    repairs = {"repair_share": share, "repair_noise": NOISE, "repair_weight": weight}
+    options = ElboOptions(steps=None, weighting=weighting, **repairs)  # type: ignore[arg-type]
     return DiffusionObjective(process, options)
 
 
@@ -107,6 +108,18 @@ def test_others_are_as_without_them_and_parts_as_the_whole() -> None:
         assert torch.allclose(plain[~rows], mixed[~rows], rtol=1e-6)
         half = objective(PROCESSES["scdd"], "dynamic").loss(net, x[20:50], None, PART.cut(20, 30)).nats
     assert torch.allclose(half, mixed[20:50], rtol=1e-5)
+
+
+def test_their_weight_is_theirs_alone() -> None:
+    net, x = network(), text()
+    with torch.no_grad():
+        light = objective(PROCESSES["scdd"], "dynamic").loss(net, x, None, PART)
+        heavy = objective(PROCESSES["scdd"], "dynamic", weight=4.0).loss(net, x, None, PART)
+    rows = chosen()[0]
+    assert torch.allclose(heavy.nats[rows], 4 * light.nats[rows], rtol=1e-6)
+    assert torch.equal(heavy.nats[~rows], light.nats[~rows])
+    total = heavy.nats.sum() / heavy.tokens.sum()
+    assert torch.allclose(heavy.total.double(), total, rtol=1e-5)
 
 
 def test_who_has_none_is_told() -> None:

@@ -127,7 +127,7 @@ class DiffusionObjective(Objective):
         return times._replace(
             # a network that is told the time is told what a repair tells it: how much to take for wrong
             t=torch.where(chosen, rate, times.t),
-            weight=torch.where(chosen, 1.0, times.weight),
+            weight=torch.where(chosen, self.options.repair_weight, times.weight),
             noise_alone=torch.where(chosen, rate, torch.nan),
         )
 

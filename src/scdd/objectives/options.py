@@ -98,6 +98,9 @@ class ElboOptions(Options):
     """Share of the rows that have noise but no masks: practice in repairing whole texts. Needs a weighting other than elbo."""
     repair_noise: ShareAboveZero = 0.2
     """In those rows, the largest share of noise; each row's own is drawn evenly below it."""
+    repair_weight: Positive = 1.0
+    """What a token of those rows counts beside one of the others, of which more are hidden: with 1 a row to repair weighs a tenth
+    of another."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
