@@ -73,9 +73,19 @@ def main() -> None:
     best = read(noisy)
     guessed, masked = torch.where(wrong, best.tokens[..., 0], clean), clean.masked_fill(wrong, own.mask_id)
     found = (best.log_p_z < best.log_p[..., 0] + math.log(threshold)) & ~frame
+
+    def in_two(open_: Tensor, row: Tensor) -> Tensor:
+        """The surer half of the tokens named by the first look, the others masked and named by a second one."""
+        order = best.log_p[..., 0].masked_fill(~open_, -math.inf).argsort(1, descending=True).argsort(1)
+        later = open_ & (2 * order >= open_.sum(1, keepdim=True))
+        named = torch.where(open_, best.tokens[..., 0], row)
+        return torch.where(later, read(named.masked_fill(later, own.mask_id)).tokens[..., 0], named)
+
     ways = {
         f"one pass, threshold {threshold:g}": torch.where(found, best.tokens[..., 0], noisy),
+        "… two looks, the surer half first": in_two(found, noisy),
         "told which are wrong": guessed,
+        "… told, two looks, the surer half first": in_two(wrong, clean),
         "… and these masked": torch.where(wrong, read(masked).tokens[..., 0], clean),
         f"… {args.parts} turns, others as guessed": in_turns(lambda here: guessed.masked_fill(here, own.mask_id)),
         f"… {args.parts} turns, all others right": in_turns(lambda here: torch.where(here, noisy, clean)),

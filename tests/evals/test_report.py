@@ -20,6 +20,7 @@ from scdd.evals.report.names import distinct_names, text_of
 from scdd.evals.report.page import quoted
 from scdd.evals.report.paper import paper_of
 from scdd.evals.report.sections import gather
+from scdd.evals.report.summaries import zero_shot_table
 from scdd.evals.report.tables import Entry, Table, escaped
 from tests import shown, tiny
 
@@ -228,3 +229,29 @@ def test_a_report_of_several_systems_and_texts(
     assert main(["report", out, "--out", str(page), "--against", "SCDD greedy"]) == 0
     for made in (page.with_suffix(".md").read_text(), page.read_text()):
         assert "Generative perplexity of SCDD greedy against the others" in made
+
+
+def answered(label: str, text: str, **tasks: float) -> Measurement:
+    """Answers to some tasks, accuracies by name."""
+    result = {"tasks": {name: {"acc": acc, "error": 0.01, "questions": 9} for name, acc in tasks.items()}}
+    settings = {
+        "model": {"weights": label},
+        "tasks": sorted(tasks),
+        "passes": 2,
+        "limit": None,
+        "seed": 0,
+        "text": text,
+    }
+    return Measurement("zero-shot", label, settings, result, {**MADE, "text": "benchmarks"})
+
+
+def test_answers_to_different_tasks_are_a_row_and_means_of_the_same_tasks_only() -> None:
+    whole = answered("whole", "a" * 16, piqa=0.5, boolq=0.7)
+    parts = [answered("parts", "b" * 16, piqa=0.4), answered("parts", "c" * 16, boolq=0.6)]
+    twice = [answered("twice", "d" * 16, piqa=0.2), answered("twice", "e" * 16, piqa=0.3)]
+    rows = [[entry.text for entry in row] for row in zero_shot_table([whole, *parts, *twice]).rows]
+    assert [row[0] for row in rows] == ["whole", "parts", "twice, benchmarks #dddddddd", "twice, benchmarks #eeeeeeee"]
+    assert [row[-1] for row in rows] == ["60.00", "50.00", "–", "–"]
+    assert [row[2].split()[0] for row in rows] == ["50.0", "40.0", "20.0", "30.0"]
+    other = replace(parts[1], settings={**parts[1].settings, "passes": 4})
+    assert len(zero_shot_table([parts[0], other]).rows) == 2

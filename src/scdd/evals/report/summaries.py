@@ -112,7 +112,13 @@ def _papers_recovery(one: Measurement) -> list[str | None]:
 def _repair_order(one: Measurement) -> tuple[Any, ...]:
     """By the way of repair, and the number of errors."""
     settings = one.settings
-    return settings.get("threshold") or 0.0, settings["last"], settings["steps"], settings["count"]
+    return (
+        settings.get("threshold") or 0.0,
+        settings.get("looks", 1),
+        settings["last"],
+        settings["steps"],
+        settings["count"],
+    )
 
 
 def repair_table(measurements: Sequence[Measurement]) -> Table:
@@ -179,29 +185,35 @@ def zero_shot_table(measurements: Sequence[Measurement]) -> Table:
     columns = [task for task in papers_tasks if task in measured]
     more = sorted(measured - set(columns))
     rows = []
-    for one, name in zip(measurements, _by_questions(measurements), strict=True):
-        tasks, values = one.result["tasks"], known["rows"].get(paper_of(one) or "")
+    for name, one, tasks in _by_questions(measurements):
+        values = known["rows"].get(paper_of(one) or "")
         beside = dict(zip(known["columns"], (f"{v:.2f}" for v in values or []), strict=False))
         percent = {k: with_error(100 * task["acc"], 100 * task["error"]) for k, task in tasks.items()}
         row = [Entry(percent.get(k, "–"), paper=beside.get(k)) for k in (*columns, *more)]
-        mean = sum(task["acc"] for task in tasks.values()) / len(tasks)
-        whole = beside.get(papers_mean) if columns == papers_tasks else None
-        rows.append(entries(name, *row, Entry(f"{100 * mean:.2f}", paper=whole)))
+        mean, whole = NONE, beside.get(papers_mean) if columns == papers_tasks else None
+        if len(tasks) == len(measured):  # means of other tasks are of other things
+            mean = Entry(f"{100 * sum(task['acc'] for task in tasks.values()) / len(tasks):.2f}", paper=whole)
+        rows.append(entries(name, *row, mean))
     notes = ["Percent of questions whose best-scored answer is right; [ ] is the paper's. ± is over the questions."]
     return Table("Zero-shot accuracy", ["system", *columns, *more, "mean"], rows, notes)
 
 
-def _by_questions(measurements: Sequence[Measurement]) -> list[str]:
-    """Labels, with the questions where one label has answered several sets of them."""
-    asked: dict[str, set[str]] = {}
-    for one in measurements:
-        asked.setdefault(one.label, set()).add(one.settings.get("text", ""))
-    return [
-        f"{one.label}, {text_of(one)} #{one.settings['text'][:SHORT]}"
-        if len(asked[one.label]) > 1 and "text" in one.settings
-        else one.label
-        for one in measurements
-    ]
+def _by_questions(measurements: Sequence[Measurement]) -> list[tuple[str, Measurement, dict[str, Any]]]:
+    """(Name, measurement, answers by task), in a row what one system said of different tasks; apart, and named by the questions,
+    where it has answered one task several times."""
+    found = []
+    for label in dict.fromkeys(one.label for one in measurements):
+        own = [one for one in measurements if one.label == label]
+        tasks = {name: task for one in own for name, task in one.result["tasks"].items()}
+        asked = [{**one.settings, "tasks": None, "text": None} for one in own]
+        if len(tasks) == sum(len(one.result["tasks"]) for one in own) and all(each == asked[0] for each in asked):
+            found.append((label, own[0], tasks))
+            continue
+        several = len({one.settings.get("text", "") for one in own}) > 1
+        for one in own:
+            name = f"{label}, {text_of(one)} #{one.settings['text'][:SHORT]}" if "text" in one.settings else label
+            found.append((name if several else label, one, one.result["tasks"]))
+    return found
 
 
 def judge_table(measurements: Sequence[Measurement]) -> Table:
