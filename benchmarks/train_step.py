@@ -99,10 +99,12 @@ def network(args: Any, vocab: Vocab) -> Any:
     return made
 
 
-def diffusion_step(setup: Setup, process: Process, steps: int | None, impl: str) -> Callable[[], None]:
+def diffusion_step(
+    setup: Setup, process: Process, steps: int | None, impl: str, clean_share: float = 1.0
+) -> Callable[[], None]:
     """The step of a diffusion objective, as the trainer takes it: discrete time with `steps`, continuous without."""
     compiled = setup.args.device == "cuda" and not setup.args.eager
-    options = ElboOptions(steps, times=LowDiscrepancyTimesOptions())
+    options = ElboOptions(steps, times=LowDiscrepancyTimesOptions(), clean_share=clean_share)
     objective = DiffusionObjective(process, options, impl=impl, compile=compiled)
 
     def work() -> None:
@@ -193,6 +195,7 @@ def main() -> None:
         "SCDD p_u 0.2, continuous": diffusion_step(setup, SCDD(vocab, peaked), None, args.impl),
         "GIDD p_u 0.2, continuous": diffusion_step(setup, GIDD(vocab, peaked), None, args.impl),
         "MDLM, T = 1000": diffusion_step(setup, MDLM(vocab, Masked()), 1000, args.impl),
+        "MDLM, T = 1000, clean_share 0.01": diffusion_step(setup, MDLM(vocab, Masked()), 1000, args.impl, 0.01),
     }
     works = {name: work for name, work in works.items() if args.only in name or name.startswith("plain")}
     lines = []

@@ -14,6 +14,7 @@ from scdd.core.rng import uniforms
 from scdd.core.types import Learnt
 from scdd.objectives.base import BatchSlice, Loss, Objective, Reduce, counted, positions_of, shown
 from scdd.objectives.options import DENSITIES, ElboOptions
+from scdd.objectives.thinning import Thinned, room_for, thinned
 from scdd.objectives.times import Density, Times, TimeSampler, nelbo_densities
 from scdd.ops.elbo import elbo
 from scdd.processes.base import Process
@@ -47,6 +48,8 @@ class DiffusionObjective(Objective):
         self.reported = TimeSampler(nelbo_densities(process).alone, options.steps)
         # On a GPU the hundreds of small float64 kernels of noise and rows become a handful.
         self._compiled = torch.compile(self._noised, dynamic=False) if compile else None
+        self._thin = torch.compile(thinned, dynamic=False) if compile else thinned
+        self._rooms: dict[tuple[int, int, int], int] = {}
         if options.weighting == "gidd+code" and process.schedule.bump() is None:
             raise UserError(
                 f"weighting gidd+code needs B of GIDD's schedule, and {process.schedule!r} has none: use schedule peaked, or gidd+."
@@ -113,9 +116,37 @@ class DiffusionObjective(Objective):
             weight = real * (z_t != tokens) * times.weight[:, None] / positions
             teacher = self.teacher.of(seen, times.t, documents, weight)
         noise = self.process.noise_scores(tokens.device)
-        flat = hidden.flatten(0, 1), network.head, tokens.flatten(), z_t.flatten()
-        total, losses = elbo(*flat, rows, impl=self.impl, noise=noise, teacher=teacher)
+        read, x, z = hidden.flatten(0, 1), tokens.flatten(), z_t.flatten()
+        few = None
+        if learning and self.options.clean_share < 1.0:
+            few = self._few(z_t != tokens, real, part)
+            read, x, z, rows = read.index_select(0, few.at), x[few.at], z[few.at], few.of(rows)
+            teacher = None if teacher is None else teacher.at(few.at, few.counts)
+        total, losses = elbo(read, network.head, x, z, rows, impl=self.impl, noise=noise, teacher=teacher)
+        if few is not None:
+            losses = losses.new_zeros(tokens.numel()).index_copy(0, few.at, losses)
         return Loss(total, losses.view(tokens.shape).double().sum(1) * positions, real.sum(1))
+
+    def _few(self, changed: Tensor, real: Tensor, part: BatchSlice) -> Thinned:
+        """The positions whose loss is computed, if that is not done for all."""
+        numbers = uniforms((*changed.shape, 2), part.keyed("clean", changed.device))
+        work = self._thin if changed.is_cuda else thinned
+        return work(changed, real, numbers, self.options.clean_share, self._room(part, changed.shape[1]))
+
+    def _room(self, part: BatchSlice, length: int) -> int:
+        """How many of a slice's positions are enough for those whose loss is computed, by trial."""
+        key = part.count, part.total, length
+        if key not in self._rooms:
+            tokens = self.process.vocab.token(torch.zeros(part.count, 64, dtype=torch.int64))
+            shares = []
+            for step in range(64):
+                trial = BatchSlice(part.seed, step, 0, part.count, part.total)
+                times, source = self._with_repairs(self.times.draw(trial), trial), trial.keyed("corrupt", "cpu")
+                t = times.t if times.noise_alone is None else self._levels(times.t, times.noise_alone)
+                numbers = uniforms(tokens.shape, source), self.process.noise_numbers(tokens.shape, source)
+                shares.append((self.process.corrupt_by(tokens, t, *numbers) != tokens).double().mean())
+            self._rooms[key] = room_for(torch.stack(shares), self.options.clean_share, part.count * length)
+        return self._rooms[key]
 
     def _with_repairs(self, times: Times, part: BatchSlice) -> Times:
         """The times, of which some become those of rows that have noise alone."""

@@ -92,6 +92,10 @@ class ElboOptions(Options):
     ar_steps: Amount = 0
     """Steps at the beginning in which every row is read left to right, where each token teaches something: a network that starts
     from nothing learns its language faster so. Needs a network of kind llama."""
+    clean_share: ShareAboveZero = 1.0
+    """Share of the tokens that kept their place whose loss is computed, each counting for several: the head, a fifth to a third of a
+    small network's work, reads fewer positions, and the loss is the same on average. MDLM has no loss there, so that 0.01 loses
+    nothing; with noise a step teaches less. Not with adaptive times."""
     teacher: TeacherOptions | None = None
     """Learn from another model's predictions besides; null: from the text alone."""
     repair_share: ShareBelowOne = 0.0
@@ -108,6 +112,12 @@ class ElboOptions(Options):
             raise OptionError(
                 f"weighting {self.weighting} weighs rates, and steps is {self.steps}: set steps to null, or weighting to elbo.",
                 "steps",
+            )
+        if self.clean_share < 1.0 and isinstance(self.times, AdaptiveTimesOptions):
+            raise OptionError(
+                f"clean_share is {self.clean_share}, and with adaptive times nobody knows how many tokens will have been noised: set "
+                "times to another kind, or clean_share to 1.",
+                "clean_share",
             )
         if self.repair_share and (self.weighting == "elbo" or isinstance(self.times, AdaptiveTimesOptions)):
             raise OptionError(

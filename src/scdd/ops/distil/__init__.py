@@ -25,6 +25,11 @@ class Teacher(NamedTuple):
     weight: Tensor  # [N], what the divergence counts at each position
     temperature: float = 1.0  # by which both sides' logits are divided
 
+    def at(self, index: Tensor, counts: Tensor) -> Teacher:
+        """At some of the positions, each of which stands for so many."""
+        weight = self.weight[index] * counts.to(self.weight.dtype)
+        return self._replace(hidden=self.hidden[index], weight=weight)
+
 
 class Pull:
     """A teacher at work, chunk by chunk."""
