@@ -86,10 +86,16 @@ TOY = ("--device", "cpu", "--repeats", 2, "--size", "nano", "--vocab", 65, "--le
 
 def test_train_step(run: Run, tmp_path: Path) -> None:
     out = run("train_step", *TOY, "--json", tmp_path / "out.json")
-    for label in ("plain cross-entropy", "SCDD p_u 0.2, T = 1000", "GIDD p_u 0.2", "MDLM, T = 1000"):
+    for label in (
+        "plain cross-entropy",
+        "SCDD p_u 0.2, T = 1000",
+        "GIDD p_u 0.2",
+        "MDLM, T = 1000",
+        "MDLM, T = 1000, clean",
+    ):
         assert row(out, label)
     assert row(out, "scdd_over_plain:")[0] > 0
-    assert len(finite(tmp_path / "out.json")["results"]) == 6
+    assert len(finite(tmp_path / "out.json")["results"]) == 7
 
 
 def test_train_step_of_a_decoder(run: Run) -> None:
@@ -161,10 +167,11 @@ def test_recovery_limit(run: Run, text: Path, tmp_path: Path, capsys: pytest.Cap
     model, found = tiny.checkpoint(tmp_path / "model"), tmp_path / "found.json"
     sizes = ("--k", "6", "--length", "32", "--num", "8", "--threshold", "0.3")
     run("recovery_limit", text, "--model", model, *sizes, "--parts", 2, "--json", found)
-    one_pass, told, *others = json.loads(found.read_text())
-    assert len(others) == 4
+    one_pass, two_looks, told, *others = json.loads(found.read_text())
+    assert len(others) == 5
     assert told["recovered"] >= one_pass["recovered"]
     assert one_pass["damaged"] > 0
+    assert two_looks["damaged"] <= one_pass["damaged"], "nothing else is looked at again"
     assert {each["damaged"] for each in (told, *others)} == {0}
     measure = ("--model", str(model), "--text", str(text), "--no-typos", "--last", "1", "--out", str(tmp_path / "eval"))
     assert main(["eval", "recovery", *measure, *sizes, "--json", "--quiet"]) == 0

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from scdd.core import ElboCoefficients
 
-SPARE = 3.0  # standard deviations above the mean share: one batch in a hundred may have more
+SPARE = 5.0  # standard deviations above the mean share: hardly a batch in a million has more
 MULTIPLE = 256  # of positions
 
 

@@ -112,13 +112,7 @@ def _papers_recovery(one: Measurement) -> list[str | None]:
 def _repair_order(one: Measurement) -> tuple[Any, ...]:
     """By the way of repair, and the number of errors."""
     settings = one.settings
-    return (
-        settings.get("threshold") or 0.0,
-        settings.get("looks", 1),
-        settings["last"],
-        settings["steps"],
-        settings["count"],
-    )
+    return settings.get("threshold") or 0.0, settings["last"], settings["steps"], settings["count"]
 
 
 def repair_table(measurements: Sequence[Measurement]) -> Table:
