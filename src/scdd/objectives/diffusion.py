@@ -137,9 +137,9 @@ class DiffusionObjective(Objective):
         """How many of a slice's positions are enough for those whose loss is computed, by trial."""
         key = part.count, part.total, length
         if key not in self._rooms:
-            tokens = self.process.vocab.token(torch.zeros(part.count, 64, dtype=torch.int64))
+            tokens = self.process.vocab.token(torch.zeros(part.count, min(length, 256), dtype=torch.int64))
             shares = []
-            for step in range(64):
+            for step in range(32):
                 trial = BatchSlice(part.seed, step, 0, part.count, part.total)
                 times, source = self._with_repairs(self.times.draw(trial), trial), trial.keyed("corrupt", "cpu")
                 t = times.t if times.noise_alone is None else self._levels(times.t, times.noise_alone)
