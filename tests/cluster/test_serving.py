@@ -25,20 +25,24 @@ from tests.serve.client import Answer, Client
 pytest.importorskip("ray", reason="needs ray: pip install -e '.[ray]'")
 pytestmark = pytest.mark.dist
 CLIENTS, TOKEN = 64, "a-token"
-STEPS = 60
+STEPS = 150  # enough for some to wait still when it is asked who does, on a quick machine too
 
 
-def replicas() -> set[int]:
-    """Process ids of all replicas that live on this machine."""
-    shown = subprocess.run(["ps", "-eo", "pid=,args="], capture_output=True, text=True, check=True).stdout
-    return {int(line.split()[0]) for line in shown.splitlines() if "ray::ServeReplica:scdd-" in line}
+def replicas(address: str) -> set[int]:
+    """Process ids of the replicas of that Ray cluster: others of this machine may be another test's."""
+    shown = subprocess.run(["ps", "-ww", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
+    lines = [
+        (int(pid), int(parent), what) for pid, parent, what in (line.split(None, 2) for line in shown.splitlines())
+    ]
+    raylets = {pid for pid, _, what in lines if "raylet/raylet" in what and f"--gcs-address={address}" in what}
+    return {pid for pid, parent, what in lines if parent in raylets and "ray::ServeReplica:scdd-" in what}
 
 
 class Server:
     """The command as people start it, and its own replicas."""
 
     def __init__(self, folder: Path, address: str, log: Path, *options: str) -> None:
-        others = replicas()
+        others = replicas(address)
         command = ["serve", "--model", str(folder), "--port", "0", "--device", "cpu", f"--ray={address}", *options]
         self.log = log
         self.process = subprocess.Popen(
@@ -50,10 +54,10 @@ class Server:
             assert time.monotonic() < limit, log.read_text()
             time.sleep(0.1)
         self.client = Client(int(found[1]), TOKEN)
-        self.others = others
+        self.others, self.address = others, address
 
     def replicas(self) -> set[int]:
-        return replicas() - self.others
+        return replicas(self.address) - self.others
 
 
 @pytest.fixture(scope="module")
