@@ -30,6 +30,7 @@ STEPS = 150  # enough for some to wait still when it is asked who does, on a qui
 
 def replicas(address: str) -> set[int]:
     """Process ids of the replicas of that Ray cluster: others of this machine may be another test's."""
+    # -ww: a raylet's address stands far to the right, where ps cuts lines if a test has set COLUMNS
     shown = subprocess.run(["ps", "-ww", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
     lines = [
         (int(pid), int(parent), what) for pid, parent, what in (line.split(None, 2) for line in shown.splitlines())

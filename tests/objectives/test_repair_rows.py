@@ -18,6 +18,7 @@ from scdd.processes.mdlm import MDLM
 from scdd.processes.scdd import SCDD
 from scdd.schedules.masked import Masked
 from scdd.schedules.peaked import Peaked
+from tests.objectives.networks import stirred
 
 VOCAB = Vocab(size=12, mask_id=11)
 K = VOCAB.K
@@ -40,11 +41,10 @@ class Watched(DiT):
 
 def network() -> Watched:
     generator = torch.Generator().manual_seed(0)
-    net = Watched(DiTConfig(depth=1, width=16, heads=2, cond_width=8, time_conditioning=True), VOCAB, generator)
-    with torch.no_grad():
-        for p in net.parameters():
-            p.add_(0.3 * torch.randn(p.shape, generator=generator))
-    return net
+    return stirred(
+        Watched(DiTConfig(depth=1, width=16, heads=2, cond_width=8, time_conditioning=True), VOCAB, generator),
+        generator,
+    )
 
 
 def text() -> Tensor:

@@ -22,6 +22,7 @@ from scdd.processes.mdlm import MDLM
 from scdd.processes.scdd import SCDD
 from scdd.schedules.masked import Masked
 from scdd.schedules.peaked import Peaked
+from tests.objectives.networks import stirred
 
 VOCAB = Vocab(size=12, mask_id=11)
 PROCESSES = {"scdd": SCDD(VOCAB, Peaked(0.2)), "gidd": GIDD(VOCAB, Peaked(0.2)), "mdlm": MDLM(VOCAB, Masked())}
@@ -31,11 +32,7 @@ PART = BatchSlice(3, 5, 0, ROWS, ROWS)
 
 def network(seed: int = 0) -> DiT:
     generator = torch.Generator().manual_seed(seed)
-    net = DiT(DiTConfig(depth=1, width=16, heads=2, cond_width=8), VOCAB, generator)
-    with torch.no_grad():
-        for p in net.parameters():
-            p.add_(0.3 * torch.randn(p.shape, generator=generator))
-    return net
+    return stirred(DiT(DiTConfig(depth=1, width=16, heads=2, cond_width=8), VOCAB, generator), generator)
 
 
 def text() -> Tensor:

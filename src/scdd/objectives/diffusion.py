@@ -142,9 +142,8 @@ class DiffusionObjective(Objective):
             for step in range(32):
                 trial = BatchSlice(part.seed, step, 0, part.count, part.total)
                 times, source = self._with_repairs(self.times.draw(trial), trial), trial.keyed("corrupt", "cpu")
-                t = times.t if times.noise_alone is None else self._levels(times.t, times.noise_alone)
                 numbers = uniforms(tokens.shape, source), self.process.noise_numbers(tokens.shape, source)
-                shares.append((self.process.corrupt_by(tokens, t, *numbers) != tokens).double().mean())
+                shares.append((self.process.corrupt_by(tokens, self._noise(times), *numbers) != tokens).double().mean())
             self._rooms[key] = room_for(torch.stack(shares), self.options.clean_share, part.count * length)
         return self._rooms[key]
 
@@ -162,8 +161,12 @@ class DiffusionObjective(Objective):
             noise_alone=torch.where(chosen, rate, torch.nan),
         )
 
-    def _levels(self, t: Tensor, noise_alone: Tensor) -> Levels:
-        """The schedule's levels at t, or γ = 1 and ρ = 1 − noise; its slope there counts for nothing but its sign."""
+    def _noise(self, times: Times) -> Tensor | Levels:
+        """The times; or where some rows have noise alone, the schedule's levels, and in those rows γ = 1 and ρ = 1 − noise (its slope
+        there counts for nothing but its sign)."""
+        t, noise_alone = times.t, times.noise_alone
+        if noise_alone is None:
+            return t
         one, usual = torch.ones_like(t), self.process.inside(t)
         alone = Levels(one, 1.0 - noise_alone, 0.0 * one, noise_alone, 0.0 * one, -one)
         here = ~noise_alone.isnan()
@@ -179,7 +182,7 @@ class DiffusionObjective(Objective):
         weighting: str,
     ) -> tuple[Tensor, ElboCoefficients]:
         """(z_t, rows scaled to the mean over `positions` and flattened); `real` is 1 at tokens that count, 0 elsewhere."""
-        t = times.t if times.noise_alone is None else self._levels(times.t, times.noise_alone)
+        t = self._noise(times)
         z_t = self.process.corrupt_by(tokens, t, *numbers)
         if weighting == "elbo":
             rows = self.process.elbo_coefficients(tokens, z_t, t, times.s)
