@@ -59,6 +59,7 @@ def training(name: str, flags: str, gib: int) -> Figure:
 FIGURES = (
     training("small", "", 11),
     training("small, replayed", "--cudagraphs", 12),
+    Figure("train", "small, MDLM, replayed", "train_step", "--only MDLM --cudagraphs", 12),
     training("SmolLM2-135M", "--network llama --micro 64 --cudagraphs", 14),
     training("SmolLM2-135M, products kept", "--network llama --micro 64 --cudagraphs --keep-product", 15),
     training("medium", "--size medium", 24),

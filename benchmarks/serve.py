@@ -26,7 +26,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -104,15 +106,16 @@ def served(args: argparse.Namespace, model: str, *options: str, threads: int | N
         command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, cwd=ROOT, env={**os.environ, **extra}
     )
     assert process.stderr is not None
+    said: deque[str] = deque(maxlen=12)
     try:
-        said = []
         for line in process.stderr:
             said.append(line)
-            found = re.search(r"http://127\.0\.0\.1:(\d+)", line)
-            if found:
+            if found := re.search(r"http://127\.0\.0\.1:(\d+)", line):
+                # what it says later is read as well: a pipe that nobody reads gets full, and stops who writes
+                threading.Thread(target=said.extend, args=(process.stderr,), daemon=True).start()
                 yield int(found[1])
                 return
-        raise SystemExit(f"the server ended with {process.wait()}:\n{''.join(said[-12:])}")
+        raise SystemExit(f"the server ended with {process.wait()}:\n{''.join(said)}")
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait()

@@ -175,7 +175,9 @@ def test_the_kernels_casts_are_the_references(
     [
         pytest.param(
             False,
-            marks=pytest.mark.xfail(reason="failed in one of two runs on an H200, why is not known; recipes refuse it"),
+            marks=pytest.mark.xfail(
+                reason="failed in the first of three runs on an H200, why is not known; recipes refuse it"
+            ),
         ),
         True,
     ],

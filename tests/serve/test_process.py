@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import signal
@@ -81,6 +82,28 @@ def test_sigterm_under_load_loses_no_accepted_request(folder: Path, processes: i
     assert process.wait(20) in (0, -signal.SIGTERM)
     with pytest.raises(OSError, match="refused"):
         client.get("/healthz")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for threads in /proc")
+@pytest.mark.parametrize("processes", [0, 2])
+def test_a_signal_that_another_thread_is_told_of_ends_an_idle_server(folder: Path, processes: int) -> None:
+    """The system tells whichever thread it likes; handlers run in the first, which nothing wakes."""
+    process, client = started(folder, "--http-processes", str(processes))
+    assert client.post("/v1/generate", {"length": 8, "steps": 2, "seed": 0}).status == 200
+    time.sleep(0.3)  # idle again
+    others = sorted({int(each.name) for each in Path(f"/proc/{process.pid}/task").iterdir()} - {process.pid})
+    hearing = [each for each in others if not blocked(process.pid, each) >> (signal.SIGTERM - 1) & 1]
+    ctypes.CDLL(None).tgkill(process.pid, hearing[0], int(signal.SIGTERM))
+    try:
+        assert process.wait(20) in (0, -signal.SIGTERM)
+    finally:
+        process.kill()
+
+
+def blocked(process: int, thread: int) -> int:
+    """The signals that a thread does not take, a bit each."""
+    status = Path(f"/proc/{process}/task/{thread}/status").read_text(encoding="ascii")
+    return int(re.findall(r"SigBlk:\s*(\w+)", status)[0], 16)
 
 
 @pytest.mark.parametrize(
