@@ -44,8 +44,8 @@ from scdd.lm.loading import load  # noqa: E402
 from scdd.lm.model import LM  # noqa: E402
 from scdd.lm.run import Engine  # noqa: E402
 from scdd.samplers.graphs import Replay, StepGraphs  # noqa: E402
+from scdd.samplers.readback import Readback  # noqa: E402
 from scdd.samplers.row_batch import RowBatch  # noqa: E402
-from scdd.samplers.sight import Sight  # noqa: E402
 from scdd.serve.app import app_of  # noqa: E402
 from scdd.serve.fronts import Fronts  # noqa: E402
 from scdd.serve.guard import LOOPBACK  # noqa: E402
@@ -53,7 +53,7 @@ from scdd.serve.limits import Limits  # noqa: E402
 from scdd.serve.requests import Generate  # noqa: E402
 from scdd.serve.run import keep, server  # noqa: E402
 from scdd.serve.service import Service  # noqa: E402
-from scdd.serve.spec import Door  # noqa: E402
+from scdd.serve.spec import Endpoint  # noqa: E402
 from serve import random_model, rate  # noqa: E402
 
 
@@ -89,14 +89,14 @@ class Nothing:
             time.sleep(left)
 
 
-def begin_ahead(self: Sight, wanted: bool = True) -> None:
-    """`Sight.begin`, of a device that goes on by itself."""
+def begin_ahead(self: Readback, wanted: bool = True) -> None:
+    """`Readback.begin`, of a device that goes on by itself."""
     BEGIN(self, wanted)
     self._event = Nothing()
     self._event.done = Nothing.done
 
 
-BEGIN = Sight.begin
+BEGIN = Readback.begin
 
 
 def captured(run: Callable[[], None]) -> Replay:
@@ -136,7 +136,7 @@ def main() -> None:
     torch.set_num_threads(1)
     Nothing.seconds, Nothing.ahead = args.device_ms / 1e3, args.ahead
     if args.ahead:
-        Sight.begin = begin_ahead  # type: ignore[method-assign]
+        Readback.begin = begin_ahead  # type: ignore[method-assign]
     sys.setswitchinterval(args.switch_ms / 1e3 if args.switch_ms else sys.getswitchinterval())
     with tempfile.TemporaryDirectory() as folder:
         lm = load(random_model(Path(folder) / "random", "nano", 1024, args.length), device=args.device)
@@ -189,13 +189,13 @@ def behind_http(lm: LM, limits: Limits, args: argparse.Namespace) -> None:
     """CPU seconds that each thread spends on a request, and the processes beside this one."""
     service, profile, listening = Service(lm, limits, lent=True), cProfile.Profile(), threading.Event()
     service.scheduler._turns[0].batches.ahead = args.ahead
-    threads, door, port = {"worker": threading.current_thread()}, Door("127.0.0.1", 0), 0
+    threads, endpoint, port = {"worker": threading.current_thread()}, Endpoint("127.0.0.1", 0), 0
     with redirect_stdout(open(os.devnull, "w", encoding="utf-8")):  # where the log of requests goes
         if args.http_processes:
-            fronts = Fronts(service, door._replace(log_level="warning"), args.http_processes)
+            fronts = Fronts(service, endpoint._replace(log_level="warning"), args.http_processes)
             fronts.start()
         else:
-            made = server(app_of(service, None, LOOPBACK), door.host, 0, "info", lambda _: listening.set())
+            made = server(app_of(service, None, LOOPBACK), endpoint.host, 0, "info", lambda _: listening.set())
             threads["http"] = threading.Thread(target=made.run, daemon=True)
     service.warm_up()
     keep()

@@ -22,7 +22,7 @@ from scdd.core import Head, Transition
 from scdd.core.rng import CounterRNG
 from scdd.ops.common import NO_FILTERS, Filters
 from scdd.ops.head import Draw, HeadStats, reference
-from scdd.samplers import places, prediction
+from scdd.samplers import prediction, slots
 from scdd.samplers.ancestral import Ancestral
 from scdd.samplers.base import Context, Model, Sampler, grid
 from scdd.samplers.graphs import Replay, StepGraphs
@@ -31,7 +31,7 @@ from scdd.samplers.loop import Frame, sample_loop
 from scdd.samplers.options import SamplingOptions
 from scdd.samplers.plan import SamplingPlan
 from scdd.samplers.row_batch import RowBatch
-from scdd.samplers.step import Seen, TokenRows
+from scdd.samplers.step import StepResult, TokenRows
 
 from .test_row_batch import CASES, NOISY, VOCAB, Patient, Told, alone, asked, fits, model, together, walked
 
@@ -119,15 +119,15 @@ def test_joining_and_leaving_move_nobody(monkeypatch: pytest.MonkeyPatch) -> Non
     bring no table, and fewer rows wait a while before they move."""
     moves, sent = Counter[str](), list[int]()
     for name in ("take", "lend", "give_back", "join"):
-        whole = getattr(places.Shape, name)
+        whole = getattr(slots.SlotTensors, name)
 
         def counted(self: Any, *args: Any, _name: str = name, _whole: Any = whole) -> Any:
             moves[_name] += 1
             return _whole(self, *args)
 
-        monkeypatch.setattr(places.Shape, name, counted)
-    send = places.send
-    monkeypatch.setattr(places, "send", lambda here, there: (sent.append(len(here)), send(here, there)))
+        monkeypatch.setattr(slots.SlotTensors, name, counted)
+    send = slots.send
+    monkeypatch.setattr(slots, "send", lambda here, there: (sent.append(len(here)), send(here, there)))
     m = replace(model(NOISY), graphs=StepGraphs(Rerun()))
     plan = asked(Ancestral(), "ancestral", rows_per_forward=8)[0].plan
     batch, number = RowBatch(m, plan, 16, (1, 4), patience=3), 0
@@ -200,25 +200,25 @@ def test_rows_that_could_not_join_are_nowhere(monkeypatch: pytest.MonkeyPatch) -
     batch, three = RowBatch(m, first.plan, 16), TokenRows(torch.full((3, 9), VOCAB.mask_id))
     batch.add(first.rows, first.rng)
     batch.step()
-    whole, calls = places.Shape.join, iter([True, False])
+    whole, calls = slots.SlotTensors.join, iter([True, False])
 
     def join(self: Any, row: Any, values: Any) -> bool:
         return whole(self, row, values if next(calls, True) else {**values, "tokens": values["tokens"][:3]})
 
     with monkeypatch.context() as broken:
-        broken.setattr(places.Shape, "join", join)
+        broken.setattr(slots.SlotTensors, "join", join)
         with pytest.raises(ValueError, match="broadcast"):
             batch.add(three, CounterRNG(0, range(3)), first.plan)
     batch.step()
     with monkeypatch.context() as broken:
-        broken.setattr(places, "send", lambda here, there: 1 / 0)
+        broken.setattr(slots, "send", lambda here, there: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             batch.add(three, CounterRNG(0, range(3)), other.plan)
     batch.add(other.rows, other.rng, other.plan)
     for _ in range(3):
         seen = batch.step()
     assert [row.taken for row in batch.rows] == [5, 3]
-    assert len(batch.place._free) == batch.place.capacity - 2
+    assert len(batch.slots._free) == batch.slots.capacity - 2
     for row, ask, taken in ((0, first, 5), (1, other, 3)):
         assert seen.tokens[row, : len(ask.z)].tolist() == alone(plain, ask)[taken - 1][4]
 
@@ -271,7 +271,7 @@ def test_no_batch_of_another_thread_comes_between_a_step_and_a_look_at_its_rows(
     class Interrupted(StepGraphs):
         other: RowBatch | None = None
 
-        def step(self, batch: RowBatch, phases: tuple[int, ...]) -> Seen:
+        def step(self, batch: RowBatch, phases: tuple[int, ...]) -> StepResult:
             seen = super().step(batch, phases)
             if self.other is not None and batch is not self.other:
                 thread = threading.Thread(target=self.other.step, daemon=True)

@@ -157,7 +157,7 @@ def walked(batch: RowBatch, asks: list[Asked], found: list[Told]) -> Iterator[No
             [row] = batch.add(ask.rows, ask.rng, ask.plan)
             at[id(row)] = i
             if row.ended:  # no step at all
-                found[i].append(told(row.moment, tuple(x[-1:] for x in batch.seen), 0, len(ask.z), ask.plan.record))
+                found[i].append(told(row.moment, tuple(x[-1:] for x in batch.standing), 0, len(ask.z), ask.plan.record))
         waiting = [each for each in waiting if each[1].joins > clock]
         leave(batch.rows)
         if batch.rows:

@@ -332,12 +332,12 @@ def test_fronts_that_cannot_start_end_the_server(lm: LM, monkeypatch: pytest.Mon
     from scdd.serve import front, fronts
     from scdd.serve.limits import Limits
     from scdd.serve.service import Service
-    from scdd.serve.spec import Door
+    from scdd.serve.spec import Endpoint
 
     monkeypatch.setattr(front, "main", broken)
     service = Service(lm, Limits(**SMALL), threads=1, lent=True)
     with pytest.raises(UserError, match="ended with 3"):
-        fronts.run(service, Door("127.0.0.1", 0), 1, lambda address: None)
+        fronts.run(service, Endpoint("127.0.0.1", 0), 1, lambda address: None)
 
 
 def test_fronts_that_die_before_they_know_anything_keep_nobody_waiting(lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,14 +345,14 @@ def test_fronts_that_die_before_they_know_anything_keep_nobody_waiting(lm: LM, m
     from scdd.serve import front, fronts
     from scdd.serve.limits import Limits
     from scdd.serve.service import Service
-    from scdd.serve.spec import Door
+    from scdd.serve.spec import Endpoint
 
     absent = ModuleType("not_there")
     exec("def main(*_): pass", absent.__dict__)
     monkeypatch.setitem(sys.modules, "not_there", absent)  # for this process alone: a front cannot import it
     monkeypatch.setattr(front, "main", absent.main)
     service = Service(lm, Limits(**SMALL), name="x" * 500_000, threads=1, lent=True)
-    made = fronts.Fronts(service, Door("127.0.0.1", 0), 1)
+    made = fronts.Fronts(service, Endpoint("127.0.0.1", 0), 1)
     thread = threading.Thread(target=made.start, daemon=True)
     thread.start()
     thread.join(10)
@@ -366,9 +366,9 @@ def test_a_port_that_was_taken_meanwhile_is_told(lm: LM) -> None:
     from scdd.serve.fronts import Fronts
     from scdd.serve.limits import Limits
     from scdd.serve.service import Service
-    from scdd.serve.spec import Door
+    from scdd.serve.spec import Endpoint
 
-    made = Fronts(Service(lm, Limits(**SMALL), threads=1, lent=True), Door("127.0.0.1", 0), 0)
+    made = Fronts(Service(lm, Limits(**SMALL), threads=1, lent=True), Endpoint("127.0.0.1", 0), 0)
     with socket.socket() as rival:
         rival.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         rival.bind(("127.0.0.1", int(made.address.rpartition(":")[2])))
@@ -405,17 +405,17 @@ def test_signals_to_all_while_they_start_end_them_quietly(folder: Path) -> None:
 
 def test_a_stream_that_is_dropped_before_it_was_taken_leaves_nothing(lm: LM) -> None:
     """Nobody says any more whether it was."""
-    from scdd.serve.distant import Distant
     from scdd.serve.jobs import Job
     from scdd.serve.metrics import Meters
+    from scdd.serve.remote_queue import RemoteQueue
 
     async def dropped() -> list[Any]:
         ours, theirs = socket.socketpair()
-        desk = Distant(Meters(), lambda at_once: None)
-        transport, _ = await asyncio.get_running_loop().create_connection(lambda: desk, sock=ours)
+        queue = RemoteQueue(Meters(), lambda at_once: None)
+        transport, _ = await asyncio.get_running_loop().create_connection(lambda: queue, sock=ours)
         job = Job(run=lm.start(length=10, plan=lm.plan(steps=2)), watch=lambda seen: None)
-        desk.submit([job])
-        taken = asyncio.ensure_future(desk.taken(job))
+        queue.submit([job])
+        taken = asyncio.ensure_future(queue.taken(job))
         await asyncio.sleep(0)
         job.drop()
         found = await asyncio.wait_for(asyncio.gather(taken, return_exceptions=True), 5)
@@ -446,7 +446,7 @@ def test_a_model_without_weights_understands_what_the_model_does(tmp_path: Path,
     lm.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}" if kind == "chat" else None
     here = Service(lm, Limits(**SMALL), threads=1)
     there = Service.at(
-        here.desk, pickle.loads(pickle.dumps(Described(lm))), here.limits, here.name, Meters(), here.born
+        here.queue, pickle.loads(pickle.dumps(Described(lm))), here.limits, here.name, Meters(), here.born
     )
 
     def made(service: Service) -> Any:
@@ -484,7 +484,7 @@ def test_whoever_reads_nothing_keeps_no_sender_waiting() -> None:
     ours, theirs = socket.socketpair()
     sender, big = Sender(ours), b"x" * 100_000
     start = time.monotonic()
-    threads = [threading.Thread(target=lambda: [sender.send((Kind.SEEN, i, big)) for i in range(20)]) for _ in range(2)]
+    threads = [threading.Thread(target=lambda: [sender.send((Kind.STEP, i, big)) for i in range(20)]) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -507,7 +507,7 @@ def test_whoever_stands_still_is_given_up() -> None:
     ended = threading.Thread(target=ours.recv, args=(1,))  # as the server listens to a front
     ended.start()
     for i in range(40):
-        sender.send((Kind.SEEN, i, big))
+        sender.send((Kind.STEP, i, big))
     ended.join(10)
     assert not ended.is_alive()
     ours.close()
@@ -518,11 +518,11 @@ def test_a_front_that_stands_still_is_killed_and_replaced(lm: LM, monkeypatch: p
     from scdd.serve import fronts
     from scdd.serve.limits import Limits
     from scdd.serve.service import Service
-    from scdd.serve.spec import Door
+    from scdd.serve.spec import Endpoint
 
     monkeypatch.setattr(fronts, "ENDING", 0.2)
     service = Service(lm, Limits(**SMALL), threads=1, lent=True)
-    made = fronts.Fronts(service, Door("127.0.0.1", 0), 1)
+    made = fronts.Fronts(service, Endpoint("127.0.0.1", 0), 1)
     made.start()
     made.listen()
     (still,) = made.processes

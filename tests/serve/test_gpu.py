@@ -15,7 +15,7 @@ pytest.importorskip("fastapi", reason="needs fastapi: pip install -e '.[serve]'"
 @pytest.mark.gpu
 def test_64_mixed_requests_launched_ahead_are_answered_as_lone_ones() -> None:
     """Mixed lengths, steps, temperatures and seeds; some are watched, some leave before their end; places are taken again and again."""
-    from scdd.serve.jobs import Abandoned, Job, Seen
+    from scdd.serve.jobs import Abandoned, Job, StepEvent
     from scdd.serve.limits import Limits
     from scdd.serve.requests import Generate
     from scdd.serve.service import Service
@@ -35,7 +35,7 @@ def test_64_mixed_requests_launched_ahead_are_answered_as_lone_ones() -> None:
         )
         for i in range(64)
     ]
-    told: dict[int, list[Seen]] = {}
+    told: dict[int, list[StepEvent]] = {}
 
     def begun(number: int, watched: bool = False) -> Job:
         job = service.generate(bodies[number], record=watched)

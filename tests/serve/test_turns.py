@@ -16,14 +16,14 @@ import torch
 from scdd.lm.model import LM
 from scdd.lm.run import Engine
 from scdd.samplers.graphs import Replay, StepGraphs
+from scdd.samplers.readback import Readback
 from scdd.samplers.row_batch import RowBatch
-from scdd.samplers.sight import Sight
 
 pytest.importorskip("fastapi", reason="needs fastapi: pip install -e '.[serve]'")
 
 from scdd.serve import batches
 from scdd.serve import requests as ask
-from scdd.serve.jobs import Abandoned, Job, Seen
+from scdd.serve.jobs import Abandoned, Job, StepEvent
 from scdd.serve.limits import Limits
 from scdd.serve.service import Service
 from scdd.serve.turns import Turns
@@ -124,7 +124,7 @@ def test_whoever_comes_when_is_answered_as_if_alone(service: Service, seed: int)
         watched = kind in ("generate", "infill") and dice.random() < 0.4
         job = job_of(service, kind, body, record=watched)
         if watched:
-            told[i] = list[Seen]()
+            told[i] = list[StepEvent]()
             job.watch = told[i].append
         asked.append((kind, body, begin(turns, job)))
         for _ in range(dice.randint(0, 2)):
@@ -196,9 +196,11 @@ def replayed(lm: LM, **limits: Any) -> Service:
     return service
 
 
-def drawn(service: Service, bodies: list[dict[str, Any]], dice: random.Random) -> tuple[list[Any], list[list[Seen]]]:
+def drawn(
+    service: Service, bodies: list[dict[str, Any]], dice: random.Random
+) -> tuple[list[Any], list[list[StepEvent]]]:
     """The answers to requests that come when they like, some of them watched and some dropped, and what watchers were told."""
-    turns, jobs, told = turns_of(service), list[Job](), [list[Seen]() for _ in bodies]
+    turns, jobs, told = turns_of(service), list[Job](), [list[StepEvent]() for _ in bodies]
     for i, body in enumerate(bodies):
         job = service.generate(ask.Generate(**body), record=i % 3 == 0)
         if i % 3 == 0:
@@ -260,16 +262,16 @@ def test_what_a_gpu_tells_late_is_the_mistake_of_all_that_were_there(lm: LM, mon
     """The third step fails, which is found when the fourth is launched: rows that have ended and those that have joined begin again."""
     service = replayed(lm)
     turns, waits = turns_of(service), iter([False, False, True])
-    wait = Sight.wait
+    wait = Readback.wait
 
-    def late(self: Sight) -> None:
+    def late(self: Readback) -> None:
         if next(waits, False):
             raise RuntimeError("an illegal memory access")
         wait(self)
 
     bodies = [{"length": 20, "steps": steps, "seed": steps} for steps in (3, 4, 9)]
     wanted = [plain(begin_alone(lm, body)) for body in bodies]
-    monkeypatch.setattr(Sight, "wait", late)
+    monkeypatch.setattr(Readback, "wait", late)
     jobs = [begin(turns, service.generate(ask.Generate(**body))) for body in bodies[:2]]
     for _ in range(3):
         turns.turn()
@@ -284,12 +286,12 @@ def test_what_a_gpu_tells_late_is_the_mistake_of_all_that_were_there(lm: LM, mon
 
 
 def test_a_lone_job_is_told_what_its_gpu_tells_late(lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
-    def late(self: Sight) -> None:
+    def late(self: Readback) -> None:
         raise RuntimeError("an illegal memory access")
 
     service = replayed(lm)
     turns = turns_of(service)
-    monkeypatch.setattr(Sight, "wait", late)
+    monkeypatch.setattr(Readback, "wait", late)
     job = begin(turns, service.generate(ask.Generate(length=20, steps=5, num=2)))
     assert taken(job.future, turns) == 2
     assert str(job.future.exception()) == "an illegal memory access"
@@ -306,16 +308,16 @@ def test_no_other_worker_comes_between_a_step_and_the_look_at_it(lm: LM, monkeyp
     jobs = [
         begin(turns, service.generate(ask.Generate(**body))) for turns, body in zip((one, other), bodies, strict=True)
     ]
-    came, looked = list[threading.Thread](), Sight.begin
+    came, looked = list[threading.Thread](), Readback.begin
 
-    def interrupted(self: Sight, wanted: bool = True) -> None:
+    def interrupted(self: Readback, wanted: bool = True) -> None:
         if threading.current_thread() is threading.main_thread():
             came.append(threading.Thread(target=other.turn, daemon=True))
             came[-1].start()
             came[-1].join(0.2)
         looked(self, wanted)
 
-    monkeypatch.setattr(Sight, "begin", interrupted)
+    monkeypatch.setattr(Readback, "begin", interrupted)
     while not one.idle:
         one.turn()
         for thread in came:
@@ -353,7 +355,7 @@ def test_a_batch_that_another_s_mistake_has_emptied_takes_no_step(lm: LM, monkey
     service = made(lm)
     turns, steps = turns_of(service), list[int]()
 
-    def failing(batch: RowBatch) -> Sight:
+    def failing(batch: RowBatch) -> Readback:
         steps.append(len(batch.rows))
         raise RuntimeError("out of memory")
 
@@ -446,7 +448,7 @@ def flaky(lm: LM, fails: Callable[[int, Any], bool]) -> Service:
 def test_a_batch_that_fails_is_repeated_job_by_job_and_no_step_is_told_twice(lm: LM) -> None:
     """Two texts of three windows and one that joins them; the network fails once, in the second window."""
     service = flaky(lm, lambda count, _: count == 11)
-    turns, told = turns_of(service), [list[Seen]() for _ in range(3)]
+    turns, told = turns_of(service), [list[StepEvent]() for _ in range(3)]
     bodies = [{"length": 70, "steps": 4, "seed": i, "stop": False} for i in range(2)]
     bodies.append({"length": 38, "steps": 9, "seed": 3, "stop": False})
     jobs = [service.generate(ask.Generate(**body), record=True) for body in bodies]

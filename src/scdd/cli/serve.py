@@ -17,7 +17,7 @@ from scdd.core.errors import UserError
 if TYPE_CHECKING:
     from scdd.cluster.options import Replicas
     from scdd.lm.model import LM
-    from scdd.serve.spec import Door, ServeSpec
+    from scdd.serve.spec import Endpoint, ServeSpec
 
 COMMAND = RayCommand
 MOST_PROCESSES = 64
@@ -100,7 +100,7 @@ def serve(
     from scdd.cluster.options import Replicas
     from scdd.serve.guard import LOOPBACK
     from scdd.serve.limits import Limits
-    from scdd.serve.spec import Door, ServeSpec
+    from scdd.serve.spec import Endpoint, ServeSpec
 
     limits = Limits(
         body=max_body, steps=max_steps, texts=max_texts, queue=max_queue, seconds=timeout, workers=workers or 1
@@ -120,29 +120,29 @@ def serve(
         graphs=graphs,
     )
     names = (*LOOPBACK, host) if local and token is None else None
-    door = Door(host, port, token, names, log_level, http_processes)
+    endpoint = Endpoint(host, port, token, names, log_level, http_processes)
     if ray is None:
-        _here(spec, door)
+        _here(spec, endpoint)
     else:
-        _on_ray(spec, door, ray, Replicas(replicas or 1, max_replicas))
+        _on_ray(spec, endpoint, ray, Replicas(replicas or 1, max_replicas))
 
 
-def _here(spec: ServeSpec, door: Door) -> None:
+def _here(spec: ServeSpec, endpoint: Endpoint) -> None:
     """One model in this process, and HTTP in others if that is asked for."""
     from scdd.serve import fronts, run
     from scdd.serve.app import app_of
 
     service = spec.service(lent=True)
     about = f"{_about(service.lm, service.name)} in {service.lm.dtype} on {service.lm.device}"
-    if door.processes:
-        each = f"HTTP in {door.processes} other process{'es' if door.processes > 1 else ''}"
-        fronts.run(service, door, door.processes, lambda address: _greet(f"{about}, {each}", address))
+    if endpoint.processes:
+        each = f"HTTP in {endpoint.processes} other process{'es' if endpoint.processes > 1 else ''}"
+        fronts.run(service, endpoint, endpoint.processes, lambda address: _greet(f"{about}, {each}", address))
     else:
-        app = app_of(service, door.token, door.hosts)
-        run.run(app, door.host, door.port, door.log_level, lambda address: _greet(about, address))
+        app = app_of(service, endpoint.token, endpoint.hosts)
+        run.run(app, endpoint.host, endpoint.port, endpoint.log_level, lambda address: _greet(about, address))
 
 
-def _on_ray(spec: ServeSpec, door: Door, address: str, replicas: Replicas) -> None:
+def _on_ray(spec: ServeSpec, endpoint: Endpoint, address: str, replicas: Replicas) -> None:
     """Several of them on Ray, and this process in front."""
     from scdd.cluster.serving import serve_replicas
     from scdd.serve.service import model_id
@@ -157,7 +157,7 @@ def _on_ray(spec: ServeSpec, door: Door, address: str, replicas: Replicas) -> No
     def greet(place: str, resources: str) -> None:
         _greet(f"{said} on Ray, {resources}", place)
 
-    serve_replicas(spec, door, address, replicas, greet)
+    serve_replicas(spec, endpoint, address, replicas, greet)
 
 
 def _checked_token(token: str | None, host: str, open_to: bool) -> str | None:

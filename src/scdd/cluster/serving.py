@@ -23,7 +23,7 @@ from scdd.serve.connections import MOST
 from scdd.serve.guard import Guard
 from scdd.serve.limits import Limits
 from scdd.serve.run import GRACE, server_of, until_signalled
-from scdd.serve.spec import ROWS, Door, ServeSpec
+from scdd.serve.spec import ROWS, Endpoint, ServeSpec
 
 CROWD = 2  # replicas a core of this machine
 SPARE = 64  # requests that a replica may have beside its jobs: pages, health, refusals
@@ -31,7 +31,7 @@ HEALTH = {"health_check_period_s": 5.0, "health_check_timeout_s": 30.0}
 
 
 def serve_replicas(
-    spec: ServeSpec, door: Door, address: str, replicas: Replicas, ready: Callable[[str, str], None]
+    spec: ServeSpec, endpoint: Endpoint, address: str, replicas: Replicas, ready: Callable[[str, str], None]
 ) -> None:
     """Serve until a signal comes; `ready` is told the address and what each replica has."""
     most = CROWD * cores()
@@ -47,9 +47,14 @@ def serve_replicas(
         front = Front(handle, _failures(ray), spec.limits.seconds)
         limits = spec.limits
         app = Guard(
-            front, body=limits.body, token=door.token, hosts=door.hosts, meters=front.meters, patience=limits.seconds
+            front,
+            body=limits.body,
+            token=endpoint.token,
+            hosts=endpoint.hosts,
+            meters=front.meters,
+            patience=limits.seconds,
         )
-        made = server_of(app, limits.seconds, door, lambda place: ready(place, resources))
+        made = server_of(app, limits.seconds, endpoint, lambda place: ready(place, resources))
         over = threading.Event()
         until_signalled(made, over.wait, over.set)
 

@@ -31,12 +31,12 @@ from scdd.models.graphed import Graphed
 from scdd.ops.common import HAS_TRITON
 from scdd.ops.head import KEEP_BYTES
 from scdd.samplers.base import Model, Sampler, State
-from scdd.samplers.places import Shape, Size, made, stepped
 from scdd.samplers.plan import batch_rules, by_row
+from scdd.samplers.readback import Readback
 from scdd.samplers.records import beginnings
 from scdd.samplers.row_batch import BatchRow, RowBatch
-from scdd.samplers.sight import Sight
-from scdd.samplers.step import Seen, TokenRows, begin
+from scdd.samplers.slots import Size, SlotTensors, made, stepped
+from scdd.samplers.step import StepResult, TokenRows, begin
 
 if TYPE_CHECKING:
     from torch.cuda import CUDAGraph
@@ -86,7 +86,7 @@ class StepGraphs:
     def __init__(self, capture: Capture | None = None, most: int = MOST) -> None:
         """`capture`: another way than CUDA's, for tests."""
         self._capture, self._given, self._most = capture or CudaCapture(), capture is not None, most
-        self._shapes: OrderedDict[object, Shape] = OrderedDict()
+        self._shapes: OrderedDict[object, SlotTensors] = OrderedDict()
         self.lock = threading.RLock()  # a batch holds it while it looks at its rows: others may take over their tensors
 
     def __reduce__(self) -> tuple[type[StepGraphs], tuple[()]]:
@@ -117,14 +117,14 @@ class StepGraphs:
     def join(
         self, batch: RowBatch, new: Sequence[BatchRow], rows: TokenRows, rng: CounterRNG, sampler: Sampler
     ) -> bool:
-        """Rows that are on the host, and counted in `batch.room.held`, go to free places; False where the batch is not in a shape's tensors,
+        """Rows that are on the host, and counted in `batch.room.held`, go to free slots; False where the batch is not in a shape's tensors,
         or has to leave them. For batches of a fixed width, whose rows have the same shape whoever comes."""
         with self.lock:
-            if rows.tokens.shape[1] > batch.columns or (batch.place is None and (batch.rows or self.why_not(batch))):
+            if rows.tokens.shape[1] > batch.columns or (batch.slots is None and (batch.rows or self.why_not(batch))):
                 return False
-            if batch.place is None:
+            if batch.slots is None:
                 self._shape_of(batch, lambda: begin(rows, sampler).widened(batch.columns, 0)).lend(batch)
-            shape: Shape = batch.place
+            shape: SlotTensors = batch.slots
             if shape.capacity == batch.room.rows:
                 mask_id = batch.model.denoiser.vocab.mask_id
                 values = beginnings(rows, rng, sampler, shape.columns, mask_id)
@@ -139,22 +139,22 @@ class StepGraphs:
             shape.give_back()
             return False
 
-    def step(self, batch: RowBatch, phases: tuple[int, ...]) -> Seen:
+    def step(self, batch: RowBatch, phases: tuple[int, ...]) -> StepResult:
         """`RowBatch`'s step: the first of a kind is walked, the second captured, and from then on all are replayed."""
         with self.lock:
-            return self._stepped(batch, phases).seen([row.place for row in batch.rows])
+            return self._stepped(batch, phases).result([row.slot for row in batch.rows])
 
-    def launch(self, batch: RowBatch, phases: tuple[int, ...]) -> Sight:
+    def launch(self, batch: RowBatch, phases: tuple[int, ...]) -> Readback:
         """The same, of which nothing is copied unless somebody asks."""
         with self.lock:
-            return self._stepped(batch, phases).sight([row.place for row in batch.rows])
+            return self._stepped(batch, phases).readback([row.slot for row in batch.rows])
 
-    def _stepped(self, batch: RowBatch, phases: tuple[int, ...]) -> Shape:
-        if batch.place is not None and batch.place.capacity != batch.room.rows:
-            batch.place.give_back()
-        if batch.place is None:
+    def _stepped(self, batch: RowBatch, phases: tuple[int, ...]) -> SlotTensors:
+        if batch.slots is not None and batch.slots.capacity != batch.room.rows:
+            batch.slots.give_back()
+        if batch.slots is None:
             self._shape_of(batch, lambda: batch.present.state).take(batch)
-        shape: Shape = batch.place
+        shape: SlotTensors = batch.slots
         shape.settle()
         shape.uses[phases] = shape.uses.get(phases, 0) + 1
         if phases not in shape.graphs and shape.uses[phases] > 1 and not shape.broken:
@@ -173,7 +173,7 @@ class StepGraphs:
             self._shapes.clear()
             self._capture = self._capture if self._given else CudaCapture()
 
-    def _shape_of(self, batch: RowBatch, like: Callable[[], State]) -> Shape:
+    def _shape_of(self, batch: RowBatch, like: Callable[[], State]) -> SlotTensors:
         """The tensors that the batch's rows, which have what those of `like` have, belong into."""
         size, network = _size(batch), _network(batch.model)
         key = (
@@ -194,11 +194,11 @@ class StepGraphs:
         self._shapes.move_to_end(key)
         return self._shapes[key]
 
-    def _captured(self, shape: Shape, phases: tuple[int, ...]) -> None:
+    def _captured(self, shape: SlotTensors, phases: tuple[int, ...]) -> None:
         """A warm-up on a stream of its own, whose results are taken back, then the capture, which computes nothing."""
-        place = shape.moved.device
+        device = shape.moved.device
         try:
-            with torch.cuda.device(place) if place.type == "cuda" else nullcontext():
+            with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
                 with _aside(shape):
                     shape.run(phases)
                 shape.graphs[phases] = self._capture(lambda: shape.run(phases))
@@ -210,7 +210,7 @@ class StepGraphs:
 
 
 @contextmanager
-def _aside(shape: Shape) -> Iterator[None]:
+def _aside(shape: SlotTensors) -> Iterator[None]:
     """On another stream, as a capture wants its warm-up; the tensors are afterwards what they were."""
     kept = [each.clone() for each in (*stepped(shape.now), shape.moved)]
     if shape.moved.is_cuda:

@@ -38,7 +38,7 @@ def sample_loop(model: Model, plan: SamplingPlan, rows: TokenRows, rng: CounterR
     """Walk `rows` back to clean text as planned; a frame a step, or the last one only where nobody looks."""
     batch = RowBatch(model, plan)
     batch.add(rows, rng)
-    frame = Frame(0, 0, 0.0, 0.0, *batch.seen)
+    frame = Frame(0, 0, 0.0, 0.0, *batch.standing)
     while not all(row.ended for row in batch.rows):
         seen = batch.step()
         frame = Frame(*batch.rows[0].moment, *seen)

@@ -1,4 +1,4 @@
-"""A row as bytes: how it gets from the host into its place on a device, with others, in one copy (`places`)."""
+"""A row as bytes: how it gets from the host into its slot on a device, with others, in one copy (`slots`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from scdd.core.rng import CounterRNG
 from scdd.samplers.base import Sampler, State
-from scdd.samplers.sight import ALIGNED, Array
+from scdd.samplers.readback import ALIGNED, Array
 from scdd.samplers.step import TokenRows
 
 OWN = "own."  # before the names of what a sampler keeps of a row

@@ -20,7 +20,7 @@ from scdd.core.rng import CounterRNG
 from scdd.samplers.base import Model, Sampler, State
 from scdd.samplers.plan import SamplingPlan, Walk, batch_rules, by_row
 from scdd.samplers.prediction import Group, Room, row_groups
-from scdd.samplers.step import Present, Seen, TokenRows, advance, begin, phases_of, shown
+from scdd.samplers.step import Present, StepResult, TokenRows, advance, begin, phases_of, result_of
 
 if TYPE_CHECKING:
     from scdd.samplers.graphs import StepGraphs
@@ -42,8 +42,8 @@ class BatchRow:
     """Of its walk."""
     ended: bool = False
     """Nothing is left to do: at its walk's end, or before (threshold, gidd-correct, a tolerance)."""
-    place: int = 0
-    """Where it is in the tensors of a shape, while its batch is there (`places`)."""
+    slot: int = 0
+    """Where it is in the tensors of a shape, while its batch is there (`slots`)."""
 
     @property
     def moment(self) -> tuple[int, int, float, float]:
@@ -64,7 +64,7 @@ class RowBatch:
         self.model, self.plan, self.width = model, plan, width
         self.room = Room(tuple(fewer), plan.rows_per_forward, patience)
         self.rows: list[BatchRow] = []
-        self.place: Any = None  # whose tensors the rows are in (`places.Shape`); None: in their own
+        self.slots: Any = None  # whose tensors the rows are in (`slots.SlotTensors`); None: in their own
         self.weights: list[Tensor] | None = None  # the network's, once `graphs` has asked
         self._own: Present | None = None
         self._captured = False
@@ -85,15 +85,15 @@ class RowBatch:
     @property
     def columns(self) -> int:
         """Of every row, padding included; as far as it is known before there are any."""
-        if self.place is not None:
-            return int(self.place.columns)
+        if self.slots is not None:
+            return int(self.slots.columns)
         return self._own.state.tokens.shape[1] if self._own is not None else self.width or 0
 
     @property
     def present(self) -> Present:
         """All that the next step reads, in tensors of the rows' own."""
-        if self.place is not None:
-            self.place.give_back()
+        if self.slots is not None:
+            self.slots.give_back()
         assert self._own is not None, "nobody is here"
         return self._own
 
@@ -145,25 +145,25 @@ class RowBatch:
         if len(kept) == len(self.rows):
             return
         with self.undisturbed():
-            now = None if self.place is not None and self.width is not None else self.present
+            now = None if self.slots is not None and self.width is not None else self.present
             left, self.rows = [row for row in self.rows if id(row) in gone], [self.rows[i] for i in kept]
             self.room.leave(len(self.rows))
             if now is None:
-                self.place.leave(left)
+                self.slots.leave(left)
                 if not self.rows:
-                    self.place.give_back()
+                    self.slots.give_back()
             elif self.rows:
                 places = torch.tensor(kept, device=now.keys.device)
                 self._arrange(now.state.changed(lambda each: each[places]), now.keys[places], now.calls[places])
             else:
                 self._own = None
 
-    def step(self) -> Seen:
+    def step(self) -> StepResult:
         """One evaluation, one step of every row. Rows that have ended stay as they are until they are removed."""
         return self.stepped(lambda graphs, phases: graphs.step(self, phases), lambda seen: seen)
 
     @torch.no_grad()
-    def stepped(self, captured: Callable[[StepGraphs, tuple[int, ...]], T], plain: Callable[[Seen], T]) -> T:
+    def stepped(self, captured: Callable[[StepGraphs, tuple[int, ...]], T], plain: Callable[[StepResult], T]) -> T:
         """A step, and what is made of it where it is captured and where it is not."""
         try:
             present = {row.walk.phases[row.taken] for row in self.rows}
@@ -186,11 +186,11 @@ class RowBatch:
 
     def _done(self) -> list[bool]:
         """Which rows have finished early: the host waits for it."""
-        if self.place is None:
+        if self.slots is None:
             assert self._own is not None
             return self._own.state.done.tolist()
-        done = self.place.now.state.done.tolist()
-        return [done[row.place] for row in self.rows]
+        done = self.slots.now.state.done.tolist()
+        return [done[row.slot] for row in self.rows]
 
     @property
     def rows_per_forward(self) -> int | None:
@@ -198,11 +198,11 @@ class RowBatch:
         return self.room.size
 
     @property
-    def seen(self) -> Seen:
+    def standing(self) -> StepResult:
         """The rows as they stand, nothing having moved."""
         with self.undisturbed():
             state = self.present.state
-            return shown(state, torch.zeros_like(state.tokens, dtype=torch.int8))
+            return result_of(state, torch.zeros_like(state.tokens, dtype=torch.int8))
 
     def undisturbed(self) -> AbstractContextManager[object]:
         """While it lasts, no batch of another thread takes over the tensors that the rows are in, if they are in a graph's."""
@@ -211,15 +211,15 @@ class RowBatch:
 
     def move_into(self, shape: Any) -> None:
         """The rows are in its tensors from now on."""
-        self.place, self._own, self._captured = shape, None, True
+        self.slots, self._own, self._captured = shape, None, True
 
     def move_out(self, rows: tuple[State, Tensor, Tensor] | None) -> None:
         """The rows, as (state, keys, calls) if there are any, are in tensors of their own from now on."""
-        self.place = None
+        self.slots = None
         if rows is not None:
             self._arrange(*rows)
 
-    def _step(self, phases: Sequence[int]) -> Seen:
+    def _step(self, phases: Sequence[int]) -> StepResult:
         now = self.present
         groups = now.groups
         if self.may_end:
@@ -227,7 +227,7 @@ class RowBatch:
         own = None if self._by_row else self.rows[0].walk.step(self.rows[0].taken)
         after, moved = advance(self.model, self.plan, replace(now, groups=groups), phases, own)
         self._own = replace(after, groups=now.groups)
-        return shown(after.state, moved)
+        return result_of(after.state, moved)
 
     def _walk(self, plan: SamplingPlan, rows: TokenRows) -> Walk:
         """The steps of new rows: those of rows that were here before, if they are the same."""

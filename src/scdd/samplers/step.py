@@ -64,7 +64,7 @@ class Present:
     """The evaluation of the step before, on a CPU: rows that did not change are not evaluated again."""
 
 
-class Seen(NamedTuple):
+class StepResult(NamedTuple):
     """What a frame shows of a batch's rows, in their order; new tensors each step."""
 
     tokens: Tensor
@@ -118,9 +118,9 @@ def advance(
     return replace(now, state=state, calls=rng.calls, at=now.at + now.pace, last=last), moved
 
 
-def shown(state: State, moved: Tensor) -> Seen:
+def result_of(state: State, moved: Tensor) -> StepResult:
     """What a frame shows of it."""
-    return Seen(state.tokens, moved, state.log_p, state.counts, state.nfe)
+    return StepResult(state.tokens, moved, state.log_p, state.counts, state.nfe)
 
 
 def phases_of(plan: SamplingPlan, present: set[int]) -> tuple[int, ...]:

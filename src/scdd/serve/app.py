@@ -63,7 +63,7 @@ def app_of(service: Service, token: str | None, hosts: Iterable[str] | None) -> 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
-        await service.desk.close()
+        await service.queue.close()
 
     app = FastAPI(
         title="scdd",
@@ -188,7 +188,7 @@ def _site_routes(service: Service) -> APIRouter:
     @router.get("/healthz", tags=["server"], responses={403: REFUSED[403]})
     async def healthz() -> replies.Health:
         """Answered while the server takes requests; one that shuts down takes no connections."""
-        return replies.Health(status="ok", model=service.name, waiting=await service.desk.waiting())
+        return replies.Health(status="ok", model=service.name, waiting=await service.queue.waiting())
 
     said: dict[int | str, dict[str, Any]] = {
         200: {"content": {"text/plain": {}}},
@@ -198,7 +198,7 @@ def _site_routes(service: Service) -> APIRouter:
     @router.get("/metrics", tags=["server"], response_class=PlainTextResponse, responses=said)
     async def metrics() -> Response:
         """Counters and histograms for Prometheus."""
-        return Response(await service.desk.metrics(), media_type="text/plain; version=0.0.4")
+        return Response(await service.queue.metrics(), media_type="text/plain; version=0.0.4")
 
     return router
 

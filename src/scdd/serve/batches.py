@@ -3,7 +3,7 @@
 A text joins a batch at its next step and leaves it at its end, or when nobody wants it any more. Which batch it goes to follows
 from its own settings and length (`sharing`), and what it becomes there does not depend on its company (`samplers.row_batch.RowBatch`).
 
-On a GPU the next step is launched before the last one is looked at: where a walk ends is known beforehand, so places are given to others
+On a GPU the next step is launched before the last one is looked at: where a walk ends is known beforehand, so slots are given to others
 at once, and texts are settled and answered while the GPU computes. Samplers that may end rows early are looked at after each step.
 """
 
@@ -18,13 +18,13 @@ from scdd.lm.results import Sample
 from scdd.lm.run import Ending, Text, numbers, sample_of, settle, token_rows
 from scdd.processes.base import Process
 from scdd.samplers.plan import SamplingPlan, batch_rules, by_row
+from scdd.samplers.readback import HostRows, Readback, launch
 from scdd.samplers.row_batch import RowBatch
-from scdd.samplers.sight import Shown, Sight, launch
-from scdd.serve.entries import Ask, Entry, Live, Look, Wanted
+from scdd.serve.entries import Ask, Entry, LaunchedStep, RowReading, RunningBatch
 from scdd.serve.jobs import Abandoned, Job, cost
 from scdd.serve.metrics import Meters
 from scdd.serve.sharing import Shape, Sharing
-from scdd.serve.shown import When, ending, kept, kept_steps, seen
+from scdd.serve.step_events import When, ending, event_of, kept, kept_steps
 
 EMPTY = 8  # batches without texts that are kept, since making one ready may take a while on a GPU
 PATIENCE = (
@@ -47,25 +47,25 @@ class Batches:
         """`most`: texts under way at a time. `drawn` and `failed` are told what becomes of jobs."""
         self._denoiser, self._sharing, self.meters, self._most = denoiser, sharing, meters, most
         self._drawn, self._fail = drawn, failed
-        self.jobs: list[Job] = []  # whose texts are under way or wait for a place, oldest first
-        self._lives: list[Live] = []
-        self._looks: list[Look] = []  # of the last turn
+        self.jobs: list[Job] = []  # whose texts are under way or wait for a slot, oldest first
+        self._running: list[RunningBatch] = []
+        self._launched: list[LaunchedStep] = []  # of the last turn
         self.ahead = denoiser.head.weight.device.type == "cuda"
         """Whether a step is launched before the last one is looked at."""
         self.spent = 0.0  # cost of the steps that were taken
 
     @property
     def room(self) -> int:
-        """Texts that could begin now, beside those that wait for a place already."""
+        """Texts that could begin now, beside those that wait for a slot already."""
         return self._most - self._rows - sum(len(job.waiting) for job in self.jobs)
 
     @property
     def _rows(self) -> int:
-        """Texts under way that take up a place."""
-        return sum(len(live.entries) for live in self._lives)
+        """Texts under way that take up a slot."""
+        return sum(len(running.entries) for running in self._running)
 
     def take(self, job: Job) -> None:
-        """A job's texts take their first step with the next one, as far as there are places for them."""
+        """A job's texts take their first step with the next one, as far as there are slots for them."""
         assert job.run is not None
         firsts = ((i, text.after(-1, job.run.engine.room)) for i, text in enumerate(job.run.texts))
         job.waiting.extend((i, due) for i, due in firsts if due is not None)
@@ -78,21 +78,22 @@ class Batches:
         for job in [job for job in self.jobs if not job.wanted]:
             self._end(job, Abandoned())
         self._admit()
-        before, self._looks = self._looks, []
-        for live in list(self._lives):
-            look = self._step(live) if live.entries else None  # a job that another step ended may have been all it had
-            if look is not None and self.ahead and not live.batch.may_end:
-                self._looks.append(look)
-            elif look is not None:
-                self._look(look)
-        for look in before:
-            self._look(look)
+        before, self._launched = self._launched, []
+        for running in list(self._running):
+            # a job that another step ended may have been all it had
+            launched = self._step(running) if running.entries else None
+            if launched is not None and self.ahead and not running.batch.may_end:
+                self._launched.append(launched)
+            elif launched is not None:
+                self._read(launched)
+        for launched in before:
+            self._read(launched)
 
     # -- coming -------------------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        """Free places go to the job that has the fewest, the oldest among equals."""
-        groups: list[tuple[Live, SamplingPlan, list[Ask]]] = []
+        """Free slots go to the job that has the fewest, the oldest among equals."""
+        groups: list[tuple[RunningBatch, SamplingPlan, list[Ask]]] = []
         waiting, rows = [job for job in self.jobs if job.waiting], self._rows
         while waiting and rows < self._most:
             job = min(waiting, key=lambda each: each.present)
@@ -104,19 +105,19 @@ class Batches:
             plan, shape = self._fitted(ask)
             # what does not go row by row walks with its likes only, also among those that join now
             barred = () if by_row(plan) else [to for to, like, _ in groups if like != plan]
-            live = self._live(job, plan, shape, barred)
-            same = next((group for to, like, group in groups if to is live and like == plan), None)
+            running = self._batch_for(job, plan, shape, barred)
+            same = next((group for to, like, group in groups if to is running and like == plan), None)
             if same is None:
-                groups.append((live, plan, [ask]))
+                groups.append((running, plan, [ask]))
             else:
                 same.append(ask)
-        for live, plan, asks in groups:
-            if live in self._lives:
-                self._add(live, plan, asks)
+        for running, plan, asks in groups:
+            if running in self._running:
+                self._add(running, plan, asks)
             else:  # others could not join it, and it is no more
                 self._again(asks)
-        for old in [live for live in self._lives if not live.entries][:-EMPTY]:
-            self._lives.remove(old)
+        for old in [running for running in self._running if not running.entries][:-EMPTY]:
+            self._running.remove(old)
 
     def _fitted(self, ask: Ask) -> tuple[SamplingPlan, Shape]:
         """The plan without what is the job's own affair, and how the row is evaluated."""
@@ -129,94 +130,96 @@ class Batches:
         record = run.plan.record or free
         return altered(run.plan, seed=0, stop=False, batch_size=1, record=record, rows_per_forward=shape.rows), shape
 
-    def _live(self, job: Job, plan: SamplingPlan, shape: Shape, barred: Sequence[Live] = ()) -> Live:
+    def _batch_for(
+        self, job: Job, plan: SamplingPlan, shape: Shape, barred: Sequence[RunningBatch] = ()
+    ) -> RunningBatch:
         """The batch that a row goes to."""
         assert job.run is not None
         model, owner, rules = job.run.engine.model, job if job.alone else None, batch_rules(plan)
-        for live in self._lives:
-            same = live.process is model.process and live.shape == shape and live.owner is owner
-            if same and live not in barred and live.batch.takes(plan, rules):
-                return live
+        for running in self._running:
+            same = running.process is model.process and running.shape == shape and running.owner is owner
+            if same and running not in barred and running.batch.takes(plan, rules):
+                return running
         patience = PATIENCE if self.ahead else 0
         batch = RowBatch(replace(model, denoiser=self._denoiser), plan, shape.width, shape.fewer, patience)
-        self._lives.append(Live(batch, model.process, shape, owner))
-        return self._lives[-1]
+        self._running.append(RunningBatch(batch, model.process, shape, owner))
+        return self._running[-1]
 
-    def _add(self, live: Live, plan: SamplingPlan, asks: Sequence[Ask]) -> None:
+    def _add(self, running: RunningBatch, plan: SamplingPlan, asks: Sequence[Ask]) -> None:
         """Rows of equal plans, at once."""
         asks = [ask for ask in asks if not ask.job.future.done()]
         if not asks:
             return
         run, dues = asks[0].job.run, [ask.due for ask in asks]
         assert run is not None
-        joining = any(entry.row.taken for entry in live.entries)
+        joining = any(entry.row.taken for entry in running.entries)
         try:
-            rows = live.batch.add(token_rows(run.engine, dues), numbers(dues), plan)
+            rows = running.batch.add(token_rows(run.engine, dues), numbers(dues), plan)
         except Exception as error:
-            self._failed(live, error, asks)
+            self._failed(running, error, asks)
             return
         for ask, row in zip(asks, rows, strict=True):
             if joining and ask.job.left == ask.job.cost:
                 self.meters.joined.inc()
             each = cost(ask.due.window.stop - ask.due.window.start)
-            live.entries.append(Entry(ask, row, each, [] if _recorded(ask.job) else None))
+            running.entries.append(Entry(ask, row, each, [] if _recorded(ask.job) else None))
         if any(row.ended for row in rows):  # no step at all
-            sight = Sight(range(len(live.entries)), live.batch.seen)
-            sight.begin()
-            self._look(self._left(live, sight, {id(row) for row in rows}))
+            readback = Readback(range(len(running.entries)), running.batch.standing)
+            readback.begin()
+            self._read(self._left(running, readback, {id(row) for row in rows}))
 
     # -- walking ------------------------------------------------------------------------------------------------------
 
-    def _step(self, live: Live) -> Look | None:
+    def _step(self, running: RunningBatch) -> LaunchedStep | None:
         """Launch a step; None where it went wrong."""
-        self.meters.batch_rows.observe(len(live.entries))
-        self.meters.batch_jobs.observe(len({id(entry.ask.job) for entry in live.entries}))
-        entries = live.entries
+        self.meters.batch_rows.observe(len(running.entries))
+        self.meters.batch_jobs.observe(len({id(entry.ask.job) for entry in running.entries}))
+        entries = running.entries
         try:
-            with live.batch.undisturbed():  # until what it shows is copied: workers' batches may share tensors
-                sight, held = launch(live.batch), live.batch.room.held
-                look = self._left(live, sight)
+            with running.batch.undisturbed():  # until what it shows is copied: workers' batches may share tensors
+                readback, held = launch(running.batch), running.batch.room.held
+                launched = self._left(running, readback)
         except Exception as error:
-            self._failed(live, error)
+            self._failed(running, error)
             return None
-        calls, rows = self._sharing.evaluations(live.shape, held)
+        calls, rows = self._sharing.evaluations(running.shape, held)
         self.meters.evaluations.inc(calls)
         self.meters.evaluated_rows.inc(rows)
         for entry in entries:
             entry.ask.job.left -= entry.cost
             self.spent += entry.cost
-        return look
+        return launched
 
-    def _left(self, live: Live, sight: Sight, among: set[int] | None = None) -> Look:
-        """Who is to be looked at after a step; rows that have ended leave, and others may have their places."""
-        wanted: list[Wanted] = []
-        for place, entry in zip(sight.places, live.entries, strict=True):
+    def _left(self, running: RunningBatch, readback: Readback, among: set[int] | None = None) -> LaunchedStep:
+        """Who is to be looked at after a step; rows that have ended leave, and others may have their slots."""
+        readings: list[RowReading] = []
+        for slot, entry in zip(readback.slots, running.entries, strict=True):
             row = entry.row
             if (row.ended or entry.kept is not None) and (among is None or id(row) in among):
-                wanted.append(Wanted(entry, place, row.moment, row.taken, row.ended))
-        sight.begin(bool(wanted))
-        look = Look(live, sight, wanted)
-        if gone := [entry.row for entry in look.ended]:
-            live.batch.remove(gone)
-            live.entries = [entry for entry in live.entries if not entry.row.ended]
-        return look
+                readings.append(RowReading(entry, slot, row.moment, row.taken, row.ended))
+        readback.begin(bool(readings))
+        launched = LaunchedStep(running, readback, readings)
+        if gone := [entry.row for entry in launched.ended]:
+            running.batch.remove(gone)
+            running.entries = [entry for entry in running.entries if not entry.row.ended]
+        return launched
 
-    def _look(self, look: Look) -> None:
+    def _read(self, launched: LaunchedStep) -> None:
         """Wait for a step, tell watchers of it, and settle the texts whose rows have ended."""
         try:
-            look.sight.wait()  # also where nobody wants to know: the host is one step ahead, and no more
-            found = look.sight.shown() if look.wanted else None
+            launched.readback.wait()  # also where nobody wants to know: the host is one step ahead, and no more
+            found = launched.readback.host_rows() if launched.readings else None
         except Exception as error:  # a GPU tells late what failed
-            self._failed(look.live, error, late=look)
+            self._failed(launched.running, error, late=launched)
             return
-        for entry, place, moment, taken, ended in look.wanted:
+        for entry, slot, moment, taken, ended in launched.readings:
             if found is None or entry.ask.job.future.done():
                 continue
             if entry.kept is not None:
-                entry.kept.append(kept(found, place, moment))
-            _tell(entry, found, place, moment, taken)
+                entry.kept.append(kept(found, slot, moment))
+            _tell(entry, found, slot, moment, taken)
             if ended:
-                self._settle(entry.ask, ending(found, place, entry.row.length, kept_steps(entry.kept)))
+                self._settle(entry.ask, ending(found, slot, entry.row.length, kept_steps(entry.kept)))
 
     def _settle(self, ask: Ask, ending: Ending) -> None:
         """A row has ended: its text goes on with the next window, or is done."""
@@ -247,22 +250,24 @@ class Batches:
 
     # -- going wrong --------------------------------------------------------------------------------------------------
 
-    def _failed(self, live: Live, error: Exception, joining: Sequence[Ask] = (), late: Look | None = None) -> None:
+    def _failed(
+        self, running: RunningBatch, error: Exception, joining: Sequence[Ask] = (), late: LaunchedStep | None = None
+    ) -> None:
         """A step went wrong, maybe one that was looked at `late`, or rows could not join. One job's mistake must not become another's, and
         a smaller batch may fit into memory: each job's windows begin once more, in a batch of its own."""
-        whole = len(live.batch.rows) == len(live.entries)
+        whole = len(running.batch.rows) == len(running.entries)
         if joining and whole:  # the batch itself is as it was
             asks, entries = list(joining), []
         else:
-            entries = live.entries
+            entries = running.entries
             if late is not None:  # what was launched after it is as wrong
-                looks = [late, *(each for each in self._looks if each.live is live)]
-                ended = [entry for look in looks for entry in look.ended if not entry.ask.job.future.done()]
+                steps = [late, *(each for each in self._launched if each.running is running)]
+                ended = [entry for launched in steps for entry in launched.ended if not entry.ask.job.future.done()]
                 entries = [*ended, *entries]
-                self._looks = [each for each in self._looks if each.live is not live]
+                self._launched = [each for each in self._launched if each.running is not running]
             asks = [*(entry.ask for entry in entries), *joining]
-            self._lives = [each for each in self._lives if each is not live]
-            live.entries = []
+            self._running = [each for each in self._running if each is not running]
+            running.entries = []
         jobs = {id(ask.job): ask.job for ask in asks}
         if len(jobs) == 1:
             self._end(asks[0].job, error)
@@ -274,18 +279,18 @@ class Batches:
         self._again(asks)
 
     def _again(self, asks: Sequence[Ask]) -> None:
-        """They wait for a place, before others of their jobs."""
+        """They wait for a slot, before others of their jobs."""
         for job, number, due in reversed(asks):
             job.present -= 1
             job.waiting.appendleft((number, due))
 
     def _end(self, job: Job, error: Exception) -> None:
         """A job is over before its texts are."""
-        for live in self._lives:
-            theirs = [entry.row for entry in live.entries if entry.ask.job is job]
+        for running in self._running:
+            theirs = [entry.row for entry in running.entries if entry.ask.job is job]
             if theirs:
-                live.batch.remove(theirs)
-                live.entries = [entry for entry in live.entries if entry.ask.job is not job]
+                running.batch.remove(theirs)
+                running.entries = [entry for entry in running.entries if entry.ask.job is not job]
         job.present = 0
         job.waiting.clear()
         self.jobs.remove(job)
@@ -296,11 +301,11 @@ def _recorded(job: Job) -> bool:
     return job.run is not None and job.run.plan.record
 
 
-def _tell(entry: Entry, found: Shown, place: int, moment: When, taken: int) -> None:
+def _tell(entry: Entry, found: HostRows, slot: int, moment: When, taken: int) -> None:
     """Hand the watcher its row, unless it has seen this step already."""
     job, number, due = entry.ask
     now = due.level, taken
     if job.watch is None or not job.wanted or job.told.get(number, (-1, 0)) >= now:
         return
     job.told[number] = now
-    job.watch(seen(found, place, number, due.window, moment))
+    job.watch(event_of(found, slot, number, due.window, moment))

@@ -33,7 +33,7 @@ class Kind(IntEnum):
     SETTING = auto()  # what a front must know, before anything else
     GO = auto()  # take connections
     TAKEN = auto()  # number of the first job
-    SEEN = auto()  # number, step
+    STEP = auto()  # number, step
     DONE = auto()  # number, answer
     FAILED = auto()  # number, refusal
     GIVEN = auto()  # number, answer to WAITING and METRICS

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from scdd.lm.run import Due
+from scdd.samplers.readback import Readback
 from scdd.samplers.row_batch import BatchRow, RowBatch
-from scdd.samplers.sight import Sight
 from scdd.serve.jobs import Job
 from scdd.serve.sharing import Shape
-from scdd.serve.shown import Kept, When
+from scdd.serve.step_events import Kept, When
 
 
 class Ask(NamedTuple):
@@ -32,7 +32,7 @@ class Entry:
 
 
 @dataclass(eq=False)
-class Live:
+class RunningBatch:
     """A batch, and what its rows are, in their order."""
 
     batch: RowBatch
@@ -42,24 +42,24 @@ class Live:
     entries: list[Entry] = field(default_factory=list)
 
 
-class Wanted(NamedTuple):
+class RowReading(NamedTuple):
     """An entry that somebody wants to know, as it was after a step."""
 
     entry: Entry
-    place: int
+    slot: int
     moment: When
     taken: int
     ended: bool
 
 
-class Look(NamedTuple):
+class LaunchedStep(NamedTuple):
     """A step that was launched and not looked at."""
 
-    live: Live
-    sight: Sight
-    wanted: list[Wanted]
+    running: RunningBatch
+    readback: Readback
+    readings: list[RowReading]
 
     @property
     def ended(self) -> list[Entry]:
         """Whose rows have left the batch, and whose texts wait to be settled."""
-        return [each.entry for each in self.wanted if each.ended]
+        return [each.entry for each in self.readings if each.ended]

@@ -1,6 +1,6 @@
 """A process that talks HTTP: it understands requests and writes answers, and leaves the computing to another (`fronts`).
 
-It runs the server's application, with a desk that is elsewhere. When the process that computes ends, whatever way, the channel between them
+It runs the server's application, with a queue that is elsewhere. When the process that computes ends, whatever way, the channel between them
 does too: then all that is under way is answered with 503, and this process ends.
 """
 
@@ -16,12 +16,12 @@ from typing import NamedTuple
 from scdd.lm.model import LM
 from scdd.serve.app import app_of
 from scdd.serve.channel import Kind, first
-from scdd.serve.distant import Distant
 from scdd.serve.limits import Limits
 from scdd.serve.metrics import Meters
+from scdd.serve.remote_queue import RemoteQueue
 from scdd.serve.run import Server, keep, server_of
 from scdd.serve.service import Service
-from scdd.serve.spec import Door
+from scdd.serve.spec import Endpoint
 
 
 class Setting(NamedTuple):
@@ -31,7 +31,7 @@ class Setting(NamedTuple):
     """The model without its weights, pickled already: the way of torch's own would share tensors between processes."""
     name: str
     limits: Limits
-    door: Door
+    endpoint: Endpoint
     among: int
     """How many there are."""
     born: int
@@ -67,14 +67,14 @@ async def _main(channel: socket.socket, listening: Sequence[socket.socket], sett
         for server in servers:
             server.should_exit, server.force_exit = True, server.force_exit or at_once
 
-    desk = Distant(meters, drain)
+    queue = RemoteQueue(meters, drain)
     channel.setblocking(False)
-    await asyncio.get_running_loop().create_connection(lambda: desk, sock=channel)
-    service = Service.at(desk, lm, setting.limits, setting.name, meters, setting.born)
-    app = app_of(service, setting.door.token, setting.door.hosts)
-    server = server_of(app, setting.limits.seconds, setting.door, lambda _: desk.send(Kind.READY), setting.among)
+    await asyncio.get_running_loop().create_connection(lambda: queue, sock=channel)
+    service = Service.at(queue, lm, setting.limits, setting.name, meters, setting.born)
+    app = app_of(service, setting.endpoint.token, setting.endpoint.hosts)
+    server = server_of(app, setting.limits.seconds, setting.endpoint, lambda _: queue.send(Kind.READY), setting.among)
     servers.append(server)
     server.should_exit = ending
     keep()
-    if await desk.go:
+    if await queue.go:
         await server.serve(sockets=list(listening))

@@ -26,7 +26,7 @@ from scdd.serve.orders import Described, Order, Texts, job_of
 from scdd.serve.peers import Front, Survey, started
 from scdd.serve.run import GRACE, address_of, bound, keep, unbound
 from scdd.serve.service import Service
-from scdd.serve.spec import Door
+from scdd.serve.spec import Endpoint
 from scdd.serve.sums import Families, added, families, summed
 
 log = logging.getLogger("scdd.serve")
@@ -40,13 +40,13 @@ TRIES = 5  # such in a row, where none serves, after which others would not eith
 class Fronts:
     """All of them, and what they ask."""
 
-    def __init__(self, service: Service, door: Door, count: int) -> None:
+    def __init__(self, service: Service, endpoint: Endpoint, count: int) -> None:
         """Bound, but not listening."""
-        self._service, self._door, self._count = service, door, count
-        self._sockets = bound(door.host, door.port)
+        self._service, self._endpoint, self._count = service, endpoint, count
+        self._sockets = bound(endpoint.host, endpoint.port)
         self.address = address_of(self._sockets[0])
         lm = pickle.dumps(Described(service.lm))
-        self._setting = front.Setting(lm, service.name, service.limits, door, count, service.born)
+        self._setting = front.Setting(lm, service.name, service.limits, endpoint, count, service.born)
         self._lock = threading.Lock()
         self._fronts: list[Front] = []
         self._gone: Families = []
@@ -82,7 +82,7 @@ class Fronts:
                 for sock in self._sockets:  # here, since somebody may have begun to listen since this one was bound
                     sock.listen(connections.WAITING)
             except OSError:
-                self.failure = unbound(self._door.host, self._door.port)
+                self.failure = unbound(self._endpoint.host, self._endpoint.port)
                 self._asked_to_end.set()
                 return
             self._listening, fronts = True, list(self._fronts)
@@ -253,12 +253,12 @@ class Fronts:
 
 
 def _tell(front: Front, number: int, seen: Any) -> None:
-    front.send((Kind.SEEN, number, seen))
+    front.send((Kind.STEP, number, seen))
 
 
-def run(service: Service, door: Door, count: int, ready: Callable[[str], None]) -> None:
+def run(service: Service, endpoint: Endpoint, count: int, ready: Callable[[str], None]) -> None:
     """Serve until a signal comes, with so many processes for HTTP; this thread computes (`run.run` says why)."""
-    fronts = Fronts(service, door, count)
+    fronts = Fronts(service, endpoint, count)
     before = {sign: signal.signal(sign, fronts.end) for sign in (signal.SIGTERM, signal.SIGINT)}
 
     def talk() -> None:

@@ -29,7 +29,7 @@ class Abandoned(Exception):
     """Nobody waits for this any more."""
 
 
-class Seen(NamedTuple):
+class StepEvent(NamedTuple):
     """One text of a job after a step, as plain numbers."""
 
     row: int
@@ -61,7 +61,7 @@ class Job:
     """The reverse process that was asked for, where it is not the model's own."""
     bare: bool = False
     """Whether whoever asked makes samples of the run's texts itself: they are the answer as they are."""
-    watch: Callable[[Seen], None] | None = None
+    watch: Callable[[StepEvent], None] | None = None
     future: Future[Any] = field(default_factory=Future)
     wanted: bool = True
     arrived: float = field(default_factory=time.monotonic)

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 
 from scdd.core.errors import UserError
 from scdd.serve import connections
-from scdd.serve.spec import Door
+from scdd.serve.spec import Endpoint
 
 GRACE = 5.0  # seconds beyond the time limit of a request
 
@@ -55,18 +55,18 @@ def server(
     app: FastAPI, host: str, port: int, log_level: str = "info", ready: Callable[[str], None] | None = None
 ) -> Server:
     """A server that can be run; `ready` is told its address when it listens."""
-    return server_of(app, app.state.service.limits.seconds, Door(host, port, log_level=log_level), ready)
+    return server_of(app, app.state.service.limits.seconds, Endpoint(host, port, log_level=log_level), ready)
 
 
 def server_of(
-    app: ASGIApp, seconds: float, door: Door, ready: Callable[[str], None] | None = None, among: int = 1
+    app: ASGIApp, seconds: float, endpoint: Endpoint, ready: Callable[[str], None] | None = None, among: int = 1
 ) -> Server:
     """The same of any application. `seconds`: the time limit of a request; `among`: processes that share the connections."""
-    log_level = door.log_level
+    log_level = endpoint.log_level
     config = uvicorn.Config(
         app,
-        host=door.host,
-        port=door.port,
+        host=endpoint.host,
+        port=endpoint.port,
         loop="asyncio",  # whatever else is installed: what is known of its connections holds for this one
         http=type("Connection", (connections.Connection,), {"most": max(1, connections.room() // among)}),
         ws="none",

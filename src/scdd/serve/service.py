@@ -26,8 +26,8 @@ from scdd.processes.options import PROCESSES, AutoregressiveOptions
 from scdd.samplers.options import SamplingOptions
 from scdd.samplers.plan import SamplingPlan
 from scdd.serve import requests as ask
-from scdd.serve.desk import Desk, Here
 from scdd.serve.errors import ApiError, beyond
+from scdd.serve.job_queue import JobQueue, LocalQueue
 from scdd.serve.jobs import Guarded, Job, cost
 from scdd.serve.limits import Limits
 from scdd.serve.metrics import Meters
@@ -50,18 +50,18 @@ class Service:
         meters, sharing, network = Meters(), Sharing(lm, limits.rows_per_forward), lm.engine.model.denoiser
         self.scheduler = scheduler = Scheduler(network, limits, meters, sharing, threads, lent)
         guarded = lm.behind(lambda inner: cast(Denoiser, Guarded(inner, scheduler.before)))
-        self._begin(guarded, limits, name or model_id(lm.name), meters, Here(scheduler))
+        self._begin(guarded, limits, name or model_id(lm.name), meters, LocalQueue(scheduler))
 
     @classmethod
-    def at(cls, desk: Desk, lm: LM, limits: Limits, name: str, meters: Meters, born: int) -> Service:
+    def at(cls, queue: JobQueue, lm: LM, limits: Limits, name: str, meters: Meters, born: int) -> Service:
         """One whose jobs are computed elsewhere: `lm` needs no weights, and there is no scheduler."""
         made = cls.__new__(cls)
-        made._begin(lm, limits, name, meters, desk)
+        made._begin(lm, limits, name, meters, queue)
         made.born = born
         return made
 
-    def _begin(self, lm: LM, limits: Limits, name: str, meters: Meters, desk: Desk) -> None:
-        self.lm, self.limits, self.name, self.meters, self.desk = lm, limits, name, meters, desk
+    def _begin(self, lm: LM, limits: Limits, name: str, meters: Meters, queue: JobQueue) -> None:
+        self.lm, self.limits, self.name, self.meters, self.queue = lm, limits, name, meters, queue
         self.born = int(time.time())
         self._views = lru_cache(VIEWS)(self._view)
         self._engines = lru_cache(VIEWS)(lambda process: self.under(process).engine)
@@ -271,7 +271,7 @@ class Service:
 
     async def answers(self, jobs: Sequence[Job], request: Request) -> list[Any]:
         """The jobs' answers; the jobs are dropped if time runs out or the client goes away."""
-        self.desk.submit(jobs)
+        self.queue.submit(jobs)
         try:
             return await settled(jobs, request, self.limits.seconds)
         finally:

@@ -15,7 +15,7 @@ from scdd.serve.service import Service
 ROWS = {"cpu": 16, "gpu": 64}  # texts drawn together
 
 
-class Door(NamedTuple):
+class Endpoint(NamedTuple):
     """Where a server listens, and whom it lets in."""
 
     host: str

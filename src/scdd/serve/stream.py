@@ -14,7 +14,7 @@ from fastapi import Request
 from fastapi.responses import StreamingResponse
 
 from scdd.serve.errors import as_api_error, late
-from scdd.serve.jobs import Job, Seen
+from scdd.serve.jobs import Job, StepEvent
 from scdd.serve.service import Service
 from scdd.serve.waiting import ClientGone, gone
 
@@ -34,26 +34,26 @@ class Watched:
         """Submits the job; ask `taken` before any answer begins."""
         self.service, self.job, self.request = service, job, request
         self._loop = asyncio.get_running_loop()
-        self._news: asyncio.Queue[Seen | None] = asyncio.Queue()
+        self._news: asyncio.Queue[StepEvent | None] = asyncio.Queue()
         job.watch = self._tell
         job.future.add_done_callback(lambda _: self._tell(None))
-        service.desk.submit([job])
+        service.queue.submit([job])
 
     async def taken(self) -> None:
         """Returns when the job is in the queue; refused ones raise here."""
         try:
-            await asyncio.wait_for(self.service.desk.taken(self.job), self.service.limits.seconds)
+            await asyncio.wait_for(self.service.queue.taken(self.job), self.service.limits.seconds)
         except BaseException as error:
             self.job.drop()
             if isinstance(error, asyncio.TimeoutError):
                 raise late(self.service.limits.seconds) from None
             raise
 
-    def _tell(self, news: Seen | None) -> None:
+    def _tell(self, news: StepEvent | None) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended, and with it whoever listened
             self._loop.call_soon_threadsafe(self._news.put_nowait, news)
 
-    async def steps(self) -> AsyncIterator[Seen | None]:
+    async def steps(self) -> AsyncIterator[StepEvent | None]:
         """Steps until the job is done; None after some seconds without one. Raises when time runs out."""
         left = asyncio.ensure_future(gone(self.request))
         left.add_done_callback(lambda _: self._news.put_nowait(None))
@@ -114,7 +114,7 @@ def _shown(service: Service, token: int) -> str | None:
     return None if token == service.lm.tokenizer.mask_id else service.lm.tokenizer.token(token)
 
 
-def frame(service: Service, seen: Seen) -> dict[str, Any]:
+def frame(service: Service, seen: StepEvent) -> dict[str, Any]:
     """A step of one text: [position, what happened, new text or null for a mask], and x_θ of every token there."""
     moves = [
         [seen.offset + i, kind, _shown(service, token)]

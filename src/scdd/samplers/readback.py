@@ -1,7 +1,7 @@
 """What a batch's rows look like, brought to the host while the device goes on.
 
-A look begins right after a step, and is waited for when somebody wants it: in between the next step may be launched, which
-writes over the tensors that the look was taken of.
+It begins right after a step, and is waited for when somebody wants it: in between the next step may be launched, which
+writes over the tensors that it reads.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from scdd.samplers.row_batch import RowBatch
-from scdd.samplers.step import Seen
+from scdd.samplers.step import StepResult
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ALIGNED = 16  # bytes
 
 
-class Shown(NamedTuple):
-    """The same as numbers on the host, in the order of places."""
+class HostRows(NamedTuple):
+    """The same as numbers on the host, in the order of slots."""
 
     tokens: Array
     moved: Array
@@ -55,21 +55,20 @@ class Flat:
         return found
 
 
-class Sight:
-    """A look at the rows after a step."""
+class Readback:
+    """The rows after a step, on their way to the host."""
 
-    def __init__(self, places: Sequence[int], rows: Flat | Seen) -> None:
-        """`places`: where each row of the batch is in what is `shown`. `rows`: tensors that the next step writes over, in one piece,
-        or new ones."""
-        self.places = places
-        self._rows, self._host, self._event = rows, None, None  # type: tuple[Flat | Seen, Tensor | None, Any]
+    def __init__(self, slots: Sequence[int], rows: Flat | StepResult) -> None:
+        """`slots`: where each row of the batch is in `rows`, which are tensors that the next step writes over, in one piece, or new ones."""
+        self.slots = slots
+        self._rows, self._host, self._event = rows, None, None  # type: tuple[Flat | StepResult, Tensor | None, Any]
         self._device = (rows.bytes if isinstance(rows, Flat) else rows.tokens).device
         self._on_gpu = self._device.type == "cuda"
 
     def begin(self, wanted: bool = True) -> None:
         """Before the next step: copy the rows, where somebody wants them, and remember when the step ends."""
         if wanted:
-            if isinstance(self._rows, Seen) and self._on_gpu:
+            if isinstance(self._rows, StepResult) and self._on_gpu:
                 self._rows = _flat(self._rows)
             if isinstance(self._rows, Flat):
                 memory = self._rows.bytes
@@ -84,24 +83,24 @@ class Sight:
         if self._event is not None:
             self._event.synchronize()
 
-    def shown(self) -> Shown:
-        """All places, if that was wanted."""
+    def host_rows(self) -> HostRows:
+        """All slots, if that was wanted."""
         self.wait()
-        if isinstance(self._rows, Seen):
-            return Shown(*(each.numpy() for each in self._rows))
+        if isinstance(self._rows, StepResult):
+            return HostRows(*(each.numpy() for each in self._rows))
         assert self._host is not None, "nobody wanted it"
-        return Shown(*self._rows.arrays(self._host))
+        return HostRows(*self._rows.arrays(self._host))
 
 
-def _flat(seen: Seen) -> Flat:
-    made = Flat(seen)
-    for mine, other in zip(made.views(), seen, strict=True):
+def _flat(rows: StepResult) -> Flat:
+    made = Flat(rows)
+    for mine, other in zip(made.views(), rows, strict=True):
         mine.copy_(other)
     return made
 
 
-def launch(batch: RowBatch) -> Sight:
+def launch(batch: RowBatch) -> Readback:
     """`RowBatch.step`, without waiting for it, unless rows may end early; what it shows is to be asked for before the next step, and
     where there are other threads within one `RowBatch.undisturbed`."""
     here = range(len(batch.rows))
-    return batch.stepped(lambda graphs, phases: graphs.launch(batch, phases), lambda seen: Sight(here, seen))
+    return batch.stepped(lambda graphs, phases: graphs.launch(batch, phases), lambda result: Readback(here, result))

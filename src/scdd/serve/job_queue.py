@@ -1,4 +1,4 @@
-"""Where requests hand in their jobs: the scheduler of this process, or that of another one (`distant`)."""
+"""Where requests hand in their jobs: the scheduler of this process, or that of another one (`remote_queue`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scdd.serve.jobs import Job
 from scdd.serve.scheduler import Scheduler
 
 
-class Desk(Protocol):
+class JobQueue(Protocol):
     """Asked on the event loop."""
 
     def submit(self, jobs: Sequence[Job]) -> None:
@@ -30,8 +30,8 @@ class Desk(Protocol):
         """No request will come any more."""
 
 
-class Here:
-    """A desk in front of a scheduler of this process."""
+class LocalQueue:
+    """The queue of a scheduler of this process."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler

@@ -1,6 +1,6 @@
-"""Rows in places: tensors of a fixed number of rows, which a captured step reads and writes, and who is where in them.
+"""Rows in slots: tensors of a fixed number of rows, which a captured step reads and writes, and who is where in them.
 
-A row that joins is written into a free place, and one that leaves frees it; both are kept in mind until the next step, and then are one copy to
+A row that joins is written into a free slot, and one that leaves frees it; both are kept in mind until the next step, and then are one copy to
 the device and one launch, however many rows come and go. The tables of steps stay where they are: a row whose walk is known brings none.
 """
 
@@ -19,10 +19,10 @@ from torch import Tensor
 from scdd.samplers.base import Model, State
 from scdd.samplers.plan import NUMBERS, REALS, SamplingPlan, Walk
 from scdd.samplers.prediction import Group
+from scdd.samplers.readback import Array, Flat, Readback
 from scdd.samplers.records import Layout, send, state_fields
 from scdd.samplers.row_batch import BatchRow, RowBatch
-from scdd.samplers.sight import Array, Flat, Sight
-from scdd.samplers.step import Present, Seen, advance
+from scdd.samplers.step import Present, StepResult, advance
 
 if TYPE_CHECKING:
     from scdd.samplers.graphs import Replay
@@ -77,7 +77,7 @@ class Walks:
 
 
 @dataclass(eq=False)
-class Shape:
+class SlotTensors:
     """Tensors of one shape, and the graphs over them: one for each set of phases that rows were in."""
 
     model: Model
@@ -85,7 +85,7 @@ class Shape:
     now: Present
     moved: Tensor
     documents: Tensor | None
-    shown: Flat  # what `Seen` has: one copy keeps a frame
+    output: Flat  # what `StepResult` has: one copy keeps a frame
     owner: weakref.ref[RowBatch] | None = None
     uses: dict[tuple[int, ...], int] = field(default_factory=dict)
     graphs: dict[tuple[int, ...], Replay] = field(default_factory=dict)
@@ -97,8 +97,8 @@ class Shape:
         self.walks = Walks(self.now.tables)
         self._free = list(range(self.capacity))  # a heap: the first ones first
         self._left = set(self._free)  # free, and somebody's remains are still there
-        self._joining: dict[int, Array] = {}  # by place: the row as bytes
-        self._places: dict[int, list[Tensor]] = {}  # by place: all that a row has there, as bytes
+        self._joining: dict[int, Array] = {}  # by slot: the row as bytes
+        self._views: dict[int, list[Tensor]] = {}  # by slot: all that a row has there, as bytes
 
     def run(self, phases: Sequence[int]) -> None:
         """One step, in place."""
@@ -116,23 +116,23 @@ class Shape:
         start = self.walks.use(row.walk)
         if start is None:
             return False
-        row.place = heapq.heappop(self._free)
+        row.slot = heapq.heappop(self._free)
         made = self._layout.nobody.reshape(1).copy()
         for name, value in values.items():
             made[name] = value
         made["at"], made["pace"], made["done"], made["heat"] = start + row.taken, 1, False, row.temperature
         if self.documents is not None:
             made["documents"][0, row.length :] = -1
-        self._joining[row.place] = made.view(np.uint8)
-        self._left.discard(row.place)
+        self._joining[row.slot] = made.view(np.uint8)
+        self._left.discard(row.slot)
         return True
 
     def leave(self, rows: Sequence[BatchRow]) -> None:
-        """Their places are free."""
+        """Their slots are free."""
         for row in rows:
-            self._joining.pop(row.place, None)
-            self._left.add(row.place)
-            heapq.heappush(self._free, row.place)
+            self._joining.pop(row.slot, None)
+            self._left.add(row.slot)
+            heapq.heappush(self._free, row.slot)
             self.walks.drop(row.walk)
 
     def settle(self) -> None:
@@ -142,11 +142,11 @@ class Shape:
         layout, mine, others = self._layout, list[Tensor](), list[Tensor]()
         if self._joining:
             layout.fill([*self._joining.values()])
-        for number, place in enumerate(self._joining):
-            mine += self._parts(place)
+        for number, slot in enumerate(self._joining):
+            mine += self._parts(slot)
             others += layout.parts(number)
-        for place in self._left:
-            mine += self._parts(place)
+        for slot in self._left:
+            mine += self._parts(slot)
             others += layout.parts(self.capacity)
         torch._foreach_copy_(mine, others)
         self._joining.clear()
@@ -169,26 +169,26 @@ class Shape:
         found |= {"at": now.at, "pace": now.pace, "heat": heat}
         return found if self.documents is None else {**found, "documents": self.documents}
 
-    def _parts(self, place: int) -> list[Tensor]:
-        if place not in self._places:
+    def _parts(self, slot: int) -> list[Tensor]:
+        if slot not in self._views:
             whole = self._fields().values()
-            self._places[place] = [each[place : place + 1].reshape(-1).view(torch.uint8) for each in whole]
-        return self._places[place]
+            self._views[slot] = [each[slot : slot + 1].reshape(-1).view(torch.uint8) for each in whole]
+        return self._views[slot]
 
     # -- moving in and out --------------------------------------------------------------------------------------------
 
     def take(self, batch: RowBatch) -> None:
-        """A batch's rows move in, into the first places; nobody is in the rest, where nothing moves."""
+        """A batch's rows move in, into the first slots; nobody is in the rest, where nothing moves."""
         self.give_back()
         self.walks.forget()
         now, fixed, rows = batch.present, self.now, len(batch.rows)
         self._free = list(range(rows, self.capacity))
         self._left.difference_update(range(rows))
         starts = []
-        for place, row in enumerate(batch.rows):
+        for slot, row in enumerate(batch.rows):
             start = self.walks.use(row.walk)
             assert start is not None, "`graphs` finds a shape whose tables hold all walks"
-            row.place = place
+            row.slot = slot
             starts.append(start + row.taken)
         heat = fixed.filters.temperature
         assert isinstance(heat, Tensor)
@@ -213,32 +213,32 @@ class Shape:
     def give_back(self) -> None:
         """Whoever is in the tensors gets copies of its own."""
         owner = self.owner() if self.owner is not None else None
-        if owner is not None and owner.place is self:
-            owner.move_out(self.rows_of([row.place for row in owner.rows]) if owner.rows else None)
+        if owner is not None and owner.slots is self:
+            owner.move_out(self.rows_of([row.slot for row in owner.rows]) if owner.rows else None)
         self._left.update(set(range(self.capacity)).difference(self._free))
         self._free, self.owner = list(range(self.capacity)), None
         self._joining.clear()
         self.walks.nobody()
 
-    def rows_of(self, places: Sequence[int]) -> tuple[State, Tensor, Tensor]:
-        """(The rows in these places, their keys, their calls), as copies."""
+    def rows_of(self, slots: Sequence[int]) -> tuple[State, Tensor, Tensor]:
+        """(The rows in these slots, their keys, their calls), as copies."""
         self.settle()
-        at = torch.tensor(places, dtype=torch.int64, device=self.moved.device)
+        at = torch.tensor(slots, dtype=torch.int64, device=self.moved.device)
         return self.now.state.changed(lambda each: each[at]), self.now.keys[at], self.now.calls[at]
 
-    # -- looking ------------------------------------------------------------------------------------------------------
+    # -- reading ------------------------------------------------------------------------------------------------------
 
-    def seen(self, places: Sequence[int]) -> Seen:
-        """The rows in these places after a step: a copy, since the next one writes over it."""
-        views, count = self.shown.views(self.shown.bytes.clone()), len(places)
-        if list(places) == list(range(count)):
-            return Seen(*(view[:count] for view in views))
-        at = torch.tensor(places, device=self.moved.device)
-        return Seen(*(view[at] for view in views))
+    def result(self, slots: Sequence[int]) -> StepResult:
+        """The rows in these slots after a step: a copy, since the next one writes over it."""
+        views, count = self.output.views(self.output.bytes.clone()), len(slots)
+        if list(slots) == list(range(count)):
+            return StepResult(*(view[:count] for view in views))
+        at = torch.tensor(slots, device=self.moved.device)
+        return StepResult(*(view[at] for view in views))
 
-    def sight(self, places: Sequence[int]) -> Sight:
-        """A look at them."""
-        return Sight(places, self.shown)
+    def readback(self, slots: Sequence[int]) -> Readback:
+        """The same, of which nothing is copied yet."""
+        return Readback(slots, self.output)
 
 
 def stepped(now: Present) -> list[Tensor]:
@@ -257,7 +257,7 @@ class Size:
     device: torch.device
 
 
-def made(batch: RowBatch, like: State, size: Size, model: Model) -> Shape:
+def made(batch: RowBatch, like: State, size: Size, model: Model) -> SlotTensors:
     """Tensors for batches like this one, whose rows have what those of `like` have; nobody is in them yet."""
     device, each = size.device, size.capacity // len(size.masked)
 
@@ -266,13 +266,13 @@ def made(batch: RowBatch, like: State, size: Size, model: Model) -> Shape:
 
     state = like.changed(lambda part: zeros(size.capacity, *part.shape[1:], dtype=part.dtype))
     moved = zeros(size.capacity, size.columns, dtype=torch.int8)
-    shown = Flat([state.tokens, moved, state.log_p, state.counts, state.nfe])
-    tokens, moved, log_p, counts, nfe = shown.views()
+    output = Flat([state.tokens, moved, state.log_p, state.counts, state.nfe])
+    tokens, moved, log_p, counts, nfe = output.views()
     documents = zeros(size.capacity, size.columns) if any(size.masked) else None
     groups = []
     for number, told in enumerate(size.masked):
-        place = slice(number * each, (number + 1) * each)
-        groups.append(Group(place, size.columns, 0, documents[place] if documents is not None and told else None))
+        rows = slice(number * each, (number + 1) * each)
+        groups.append(Group(rows, size.columns, 0, documents[rows] if documents is not None and told else None))
     heat = torch.ones((size.capacity, 1), dtype=torch.float64, device=device)
     now = Present(
         state=replace(state, tokens=tokens, log_p=log_p, counts=counts, nfe=nfe),
@@ -284,4 +284,4 @@ def made(batch: RowBatch, like: State, size: Size, model: Model) -> Shape:
         filters=replace(batch.plan.filters, temperature=heat),
         groups=tuple(groups),
     )
-    return Shape(model, batch.plan, now, moved, documents, shown)
+    return SlotTensors(model, batch.plan, now, moved, documents, output)

@@ -1,4 +1,4 @@
-"""The desk of a process that talks HTTP: jobs go to the process that computes, and what becomes of them comes back."""
+"""The job queue of a process that talks HTTP: jobs go to the process that computes, and what becomes of them comes back."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from scdd.serve.sums import families
 PATIENCE = 5.0  # seconds in which the other process must answer for the server to be well
 
 
-class Distant(asyncio.Protocol):
-    """`desk.Desk`; all of it happens on the event loop."""
+class RemoteQueue(asyncio.Protocol):
+    """`job_queue.JobQueue`; all of it happens on the event loop."""
 
     def __init__(self, meters: Meters, drain: Callable[[bool], None]) -> None:
         """`drain` is told to take no more connections and end, maybe at once."""
@@ -32,7 +32,7 @@ class Distant(asyncio.Protocol):
         self.go = asyncio.get_running_loop().create_future()
         """Done when connections may be taken; false where the other process has ended first."""
 
-    # -- the desk -----------------------------------------------------------------------------------------------------
+    # -- the queue ----------------------------------------------------------------------------------------------------
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Send them; refusals come back as their futures' exceptions."""
@@ -124,7 +124,7 @@ class Distant(asyncio.Protocol):
                     _settle(job, lambda future: future.set_result(answer))
             case Kind.FAILED, number, told if job := self._jobs.get(number):
                 _settle(job, lambda future: future.set_exception(refused(told)))
-            case Kind.SEEN, number, seen if job := self._jobs.get(number):
+            case Kind.STEP, number, seen if job := self._jobs.get(number):
                 if job.watch is not None:
                     job.watch(seen)
             case Kind.TAKEN, number:

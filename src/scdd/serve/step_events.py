@@ -10,8 +10,8 @@ import torch
 
 from scdd.lm.results import Moment
 from scdd.lm.run import Ending, Recorded, Window
-from scdd.samplers.sight import Array, Shown
-from scdd.serve.jobs import Seen
+from scdd.samplers.readback import Array, HostRows
+from scdd.serve.jobs import StepEvent
 
 When = tuple[int, int, float, float]
 """Which step, of how many, from t to s (`BatchRow.moment`)."""
@@ -26,34 +26,34 @@ class Kept(NamedTuple):
     log_p: Array
 
 
-def ending(rows: Shown, place: int, length: int, recorded: Recorded | None) -> Ending:
+def ending(rows: HostRows, slot: int, length: int, recorded: Recorded | None) -> Ending:
     """A row at its walk's end."""
-    tokens, counts = rows.tokens[place, :length].tolist(), rows.counts[place].tolist()
-    return Ending(tokens, counts, int(rows.nfe[place]), recorded)
+    tokens, counts = rows.tokens[slot, :length].tolist(), rows.counts[slot].tolist()
+    return Ending(tokens, counts, int(rows.nfe[slot]), recorded)
 
 
-def seen(rows: Shown, place: int, number: int, window: Window, moment: When) -> Seen:
+def event_of(rows: HostRows, slot: int, number: int, window: Window, moment: When) -> StepEvent:
     """What the watcher of text `number` is told."""
     inside = slice(1, 1 + window.stop - window.start)
     step, steps, t, s = moment
-    return Seen(
+    return StepEvent(
         row=number,
         offset=window.start,
         step=step,
         steps=steps,
         t=t,
         s=s,
-        tokens=rows.tokens[place, inside].tolist(),
-        moved=rows.moved[place, inside].tolist(),
-        log_p=rows.log_p[place, inside].tolist(),
-        counts=rows.counts[place].tolist(),
-        nfe=int(rows.nfe[place]),
+        tokens=rows.tokens[slot, inside].tolist(),
+        moved=rows.moved[slot, inside].tolist(),
+        log_p=rows.log_p[slot, inside].tolist(),
+        counts=rows.counts[slot].tolist(),
+        nfe=int(rows.nfe[slot]),
     )
 
 
-def kept(rows: Shown, place: int, moment: When) -> Kept:
+def kept(rows: HostRows, slot: int, moment: When) -> Kept:
     """A row as it is, to be kept: a copy, which keeps no others alive."""
-    return Kept(moment, rows.tokens[place].copy(), rows.moved[place].copy(), rows.log_p[place].copy())
+    return Kept(moment, rows.tokens[slot].copy(), rows.moved[slot].copy(), rows.log_p[slot].copy())
 
 
 def kept_steps(steps: Sequence[Kept] | None) -> Recorded | None:
