@@ -41,7 +41,7 @@ def test_a_row_is_what_its_command_says(capsys: pytest.CaptureFixture[str]) -> N
     found = [
         said["parallel"],
         str(said["micro_batch_size"]),
-        "no",
+        "yes",
         f"{said['memory']['needed'] / GIB:.0f}",
         large(said["tokens_per_second"]),
     ]

@@ -19,8 +19,11 @@ from scdd.models.count import (
     FLOAT,
     HALF,
     QUERIES,
+    SHORT,
+    WIDTHS,
     Keeping,
     Shape,
+    attends_at_once,
     flops,
     kept,
     matrices,
@@ -30,6 +33,7 @@ from scdd.models.count import (
     whole_block,
 )
 from scdd.models.options import DECODERS, SIZES, DiTConfig, LlamaConfig, make_network
+from scdd.ops import attention
 from scdd.ops.documents import chunked
 from scdd.ops.elbo import elbo
 
@@ -120,6 +124,20 @@ def test_kept_is_what_a_forward_pass_leaves(name: str, dtype: str) -> None:
     copies = left[few] - few * length * slope
     if name == "llama":  # a DiT's gates are folded into weights first; recomputing keeps the generator's state
         assert copies == pytest.approx(HALF * matrix_weights(shape) if half == HALF else 0, rel=0.05, abs=500)
+
+
+def test_short_rows_keep_queries_and_keys_once() -> None:
+    """As `models.attention.fuses` decides it and `ops.attention` keeps it."""
+    assert (SHORT.start, SHORT.stop, WIDTHS) == (16, attention.LONGEST + 1, attention.WIDTHS)
+    shape = DECODERS["smollm2-135m"]
+    long, short = (kept(shape, Keeping(length=length)) for length in (513, 512))
+    assert long - short == shape.depth * HALF * (shape.heads + shape.kv_heads) * shape.head_width
+    for how in ({"masked": True}, {"adapted": True}, {"half": FLOAT}, {"fused": False}, {"recompute": True}):
+        assert not attends_at_once(shape, Keeping(length=512, **how)), how
+    for other in (replace(shape, causal=True), replace(shape, qk_norm=True), replace(shape, attention_window=99)):
+        assert not attends_at_once(other, Keeping(length=512))
+    assert attends_at_once(SIZES["small"], Keeping(length=512))
+    assert not attends_at_once(SIZES["small"], Keeping(length=8))
 
 
 def test_kernels_and_recomputing_keep_less() -> None:

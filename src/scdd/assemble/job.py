@@ -72,8 +72,14 @@ class Job:
         """How the network runs on a GPU."""
         training = self.training
         half = FLOAT if training.precision == "float32" else HALF
-        products, adapted = training.keep_products, training.lora is not None
-        return Keeping(half=half, recompute=training.recompute, products=products, adapted=adapted, length=self.length)
+        return Keeping(
+            half=half,
+            recompute=training.recompute,
+            products=training.keep_products,
+            adapted=training.lora is not None,
+            length=self.length,
+            masked=self.documents,
+        )
 
 
 def adapters(shape: Shape, lora: LoraOptions) -> int:

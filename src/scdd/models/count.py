@@ -15,6 +15,8 @@ Shape = DiTConfig | LlamaConfig
 FLOAT = 4  # bytes of weights, statistics and sums
 HALF = 2  # bytes of bfloat16
 QUERIES = 128  # that `ops.documents.chunked` takes at a time
+SHORT = range(16, 512 + 1)  # positions of a row that `ops.attention` takes
+WIDTHS = (32, 64, 128)  # of heads that it takes
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,10 @@ class Keeping:
     recompute: bool = False
     products: bool = False  # of gated MLPs, which the fused backward pass makes again otherwise
     adapted: bool = False  # with LoRA: gates and gated products are no longer folded into matrices
-    length: int = 0  # of rows, which matters where they are longer than a network's window
+    length: int = (
+        0  # of rows: short ones have kernels of their own, and ones longer than a network's window go in pieces
+    )
+    masked: bool = False  # attention has a mask of documents
 
 
 def kept(shape: Shape, how: Keeping = Keeping()) -> float:  # noqa: B008 (frozen)
@@ -141,8 +146,9 @@ def whole_block(shape: Shape, how: Keeping) -> float:
     """What one block keeps of a token if nothing is recomputed."""
     mixed = shape.heads * shape.head_width
     keys = mixed if isinstance(shape, DiTConfig) else shape.kv_heads * shape.head_width
-    # Values are a view of what qkv gave, so all of that stays, beside the turned queries and keys and attention's output.
-    attention: float = (mixed + 2 * keys) + (mixed + keys) + mixed
+    # Values are a view of what qkv gave, so all of that stays, and attention's output; and beside them the turned queries and keys,
+    # where no kernel turns them in place.
+    attention: float = (mixed + 2 * keys) + mixed + (0 if attends_at_once(shape, how) else mixed + keys)
     if parts := pieces(shape, how.length):  # whose outputs are joined
         attention += mixed + 2 * keys * sum(each.copied for each in parts) / how.length
     if isinstance(shape, DiTConfig):
@@ -155,6 +161,14 @@ def whole_block(shape: Shape, how: Keeping) -> float:
     if isinstance(shape, LlamaConfig) and shape.qk_norm and not how.fused:
         norms += (mixed + keys) * (FLOAT + FLOAT * (how.half != FLOAT))
     return norms + how.half * (attention + mlp) + FLOAT * shape.heads  # and attention's normalisers
+
+
+def attends_at_once(shape: Shape, how: Keeping) -> bool:
+    """Whether training takes the kernels of `ops.attention`, as `models.attention.fuses` decides it on a GPU."""
+    if isinstance(shape, LlamaConfig) and (shape.qk_norm or pieces(shape, how.length)):
+        return False
+    known = how.length in SHORT and shape.head_width in WIDTHS
+    return known and how.fused and how.half == HALF and not (shape.causal or how.masked or how.adapted or how.recompute)
 
 
 def _seam(width: int, how: Keeping) -> int:
