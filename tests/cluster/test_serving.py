@@ -21,6 +21,7 @@ from scdd.lm.loading import load
 from scdd.lm.model import LM
 from tests import tiny
 from tests.serve.client import Answer, Client
+from tests.serve.test_process import tell_another_thread
 
 pytest.importorskip("ray", reason="needs ray: pip install -e '.[ray]'")
 pytestmark = pytest.mark.dist
@@ -178,7 +179,7 @@ def test_sigterm_loses_no_accepted_request(server: Server, lm: LM) -> None:
         while server.client.get("/healthz").json["waiting"] < 1:
             assert not all(each.done() for each in answers), "too quick to be disturbed"
         time.sleep(0.3)  # the others are on their way
-        server.process.send_signal(signal.SIGTERM)
+        tell_another_thread(server.process.pid, signal.SIGTERM)
         for number, each in enumerate(answers):
             check(lm, number, each.result())
     assert server.process.wait(120) == 0

@@ -91,13 +91,18 @@ def test_a_signal_that_another_thread_is_told_of_ends_an_idle_server(folder: Pat
     process, client = started(folder, "--http-processes", str(processes))
     assert client.post("/v1/generate", {"length": 8, "steps": 2, "seed": 0}).status == 200
     time.sleep(0.3)  # idle again
-    others = sorted({int(each.name) for each in Path(f"/proc/{process.pid}/task").iterdir()} - {process.pid})
-    hearing = [each for each in others if not blocked(process.pid, each) >> (signal.SIGTERM - 1) & 1]
-    ctypes.CDLL(None).tgkill(process.pid, hearing[0], int(signal.SIGTERM))
+    tell_another_thread(process.pid, signal.SIGTERM)
     try:
         assert process.wait(20) in (0, -signal.SIGTERM)
     finally:
         process.kill()
+
+
+def tell_another_thread(process: int, number: signal.Signals) -> None:
+    """A signal to a thread of a process that is not its first, and takes it."""
+    others = sorted({int(each.name) for each in Path(f"/proc/{process}/task").iterdir()} - {process})
+    hearing = [each for each in others if not blocked(process, each) >> (number - 1) & 1]
+    ctypes.CDLL(None).tgkill(process, hearing[0], int(number))
 
 
 def blocked(process: int, thread: int) -> int:

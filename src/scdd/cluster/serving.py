@@ -23,6 +23,7 @@ from scdd.serve.connections import MOST
 from scdd.serve.guard import Guard
 from scdd.serve.limits import Limits
 from scdd.serve.run import GRACE, server_of, until_signalled
+from scdd.serve.scheduler import NOTICE
 from scdd.serve.spec import ROWS, Endpoint, ServeSpec
 
 CROWD = 2  # replicas a core of this machine
@@ -56,7 +57,12 @@ def serve_replicas(
         )
         made = server_of(app, limits.seconds, endpoint, lambda place: ready(place, resources))
         over = threading.Event()
-        until_signalled(made, over.wait, over.set)
+
+        def waiting() -> None:
+            while not over.wait(NOTICE):
+                pass
+
+        until_signalled(made, waiting, over.set)
 
 
 def _failures(ray: Any) -> tuple[type[BaseException], ...]:

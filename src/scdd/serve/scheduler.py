@@ -28,7 +28,9 @@ from scdd.serve.turns import Turns
 
 SURE = 0.8  # of the time limit: when jobs should be done, since guesses are guesses
 OFTEN = 0.1  # seconds between two looks at how fast things go, and at who has left the queue
-NOTICE = 0.5  # seconds after which an idle first thread notices a signal that did not wake it
+NOTICE = 0.5
+"""Seconds that a process's first thread sleeps at most. Handlers of signals run in it, and only once it runs: the system may have
+told another thread, or told this one just before it fell asleep."""
 
 
 class Scheduler:
@@ -179,8 +181,6 @@ class Scheduler:
                 if not self._open:
                     return False
                 self._idle += 1
-                # A signal's handler runs in a process's first thread, which may be this one, and only once that runs: the system
-                # may have told another thread, or told this one just before it fell asleep.
                 self._changed.wait(NOTICE if self._lent else None)
                 self._idle -= 1
         for job in jobs:
