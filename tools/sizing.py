@@ -14,6 +14,7 @@ from scdd.assemble.memory import memory
 from scdd.assemble.pace import Pace, pace
 from scdd.assemble.plan import fits
 from scdd.cli.plan import large, span
+from scdd.models.count import attends_at_once
 from scdd.recipe.load import load
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "scale" / "sizing.md"
@@ -74,9 +75,12 @@ def runs() -> Iterator[str]:
         training = run.job.training
         what = f"{run.size}, {training.batch_size} × {run.job.length}, {run.job.micro} at a time, {'Muon' if training.muon else 'AdamW'}"
         what += ", left to right" if run.job.shape.causal else ""
+        what += ", products kept" if training.keep_products else ""
+        what += "" if attends_at_once(run.job.shape, run.job.keeping) else ", torch's attention"
         held, known = memory(run.job).allocated / GIB, run.memory
         said = ("–", "") if known is None else (f"{known:.1f}", f"{held / known - 1:+.0%}")
-        rates = [pace(run.job, run.gpu, fitted(left_out)).tokens_per_second for left_out in ("", run.size)]
+        size = run.job.shape.depth, run.job.shape.width
+        rates = [pace(run.job, run.gpu, fitted(left_out)).tokens_per_second for left_out in (None, size)]
         off = [f"{rate / run.tokens_per_second - 1:+.0%}" for rate in rates]
         yield f"| {what} | {held:.1f} | {said[0]} | {said[1]} | {large(rates[0])} | {large(run.tokens_per_second)} | {off[0]} | {off[1]} |"
 

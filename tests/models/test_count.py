@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -15,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from scdd.core import ElboCoefficients, Vocab
 from scdd.core.options import padded
+from scdd.models import llama
 from scdd.models.count import (
     FLOAT,
     HALF,
@@ -132,8 +134,15 @@ def test_short_rows_keep_queries_and_keys_once() -> None:
     shape = DECODERS["smollm2-135m"]
     long, short = (kept(shape, Keeping(length=length)) for length in (513, 512))
     assert long - short == shape.depth * HALF * (shape.heads + shape.kv_heads) * shape.head_width
-    for how in ({"masked": True}, {"adapted": True}, {"half": FLOAT}, {"fused": False}, {"recompute": True}):
-        assert not attends_at_once(shape, Keeping(length=512, **how)), how
+    for how in (
+        {"masked": True},
+        {"adapted": frozenset({"qkv"})},
+        {"half": FLOAT},
+        {"fused": False},
+        {"recompute": True},
+    ):
+        assert not attends_at_once(shape, Keeping(length=512, **how)), how  # type: ignore[arg-type]
+    assert attends_at_once(shape, Keeping(length=512, adapted=frozenset({"out", "mlp_out"})))
     for other in (replace(shape, causal=True), replace(shape, qk_norm=True), replace(shape, attention_window=99)):
         assert not attends_at_once(other, Keeping(length=512))
     assert attends_at_once(SIZES["small"], Keeping(length=512))
@@ -187,3 +196,23 @@ def test_a_causal_network_needs_half_of_attention() -> None:
     assert both[0] - both[1] == 6 * DIT.depth * 64 * DIT.width
     assert both[0] == 6 * (matrix_weights(DIT) + padded(VOCAB.size) * DIT.width) + 12 * DIT.depth * 64 * DIT.width
     assert torch.float32.itemsize == FLOAT
+
+
+@pytest.mark.parametrize("change", [{}, {"qk_norm": True}, {"causal": True}, {"attention_window": 9}], ids=str)
+@pytest.mark.parametrize("recompute", [False, True])
+def test_what_is_counted_as_fused_is_what_blocks_ask_for(
+    change: dict[str, Any], recompute: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU's answer comes from `ops.attention.pays`; here everything but that is asked."""
+    asked: list[bool] = []
+
+    def fuses(x: Tensor, heads: tuple[int, int, int], causal: bool, *more: object) -> bool:
+        asked.append(not causal and all(each is None for each in more))
+        return False
+
+    monkeypatch.setattr(llama, "fuses", fuses)
+    shape = replace(LLAMA, head_width=32, **change)
+    net = network(shape, "cpu")
+    net.recompute = recompute
+    net.hidden(torch.zeros(1, 24, dtype=torch.int64), torch.rand(1))
+    assert any(asked) == attends_at_once(shape, Keeping(length=24, recompute=recompute))

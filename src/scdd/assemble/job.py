@@ -26,6 +26,7 @@ class Job:
     length: int
     training: TrainingOptions
     documents: bool = False  # whether attention has a mask of documents
+    one_sided: bool = False  # whether attention looks one way, or grows, in some rows or steps
     gpus: int = 1
     per_node: int = 8
     sharing: Sharing = "none"
@@ -76,20 +77,25 @@ class Job:
             half=half,
             recompute=training.recompute,
             products=training.keep_products,
-            adapted=training.lora is not None,
+            adapted=frozenset(name for name in matrices(self.shape) if reached(self.shape, training.lora, name)),
             length=self.length,
-            masked=self.documents,
+            masked=self.documents or self.one_sided,
+            narrow=training.precision == "fp8",
         )
+
+
+def reached(shape: Shape, lora: LoraOptions | None, name: str) -> int:
+    """In how many blocks LoRA is told to adapt the matrix of this name."""
+    if lora is None or lora.targets is None:
+        return 0 if lora is None else shape.depth
+    paths = (f".blocks.{block}.{name}" for block in range(shape.depth))
+    return sum(any(path.endswith(f".{target}") for target in lora.targets) for path in paths)
 
 
 def adapters(shape: Shape, lora: LoraOptions) -> int:
     """Parameters of LoRA's two factors beside the matrices that it is told to adapt."""
-    return lora.rank * sum(
-        rows + columns
-        for block in range(shape.depth)
-        for name, (rows, columns) in matrices(shape).items()
-        if lora.targets is None or any(f".blocks.{block}.{name}".endswith(f".{target}") for target in lora.targets)
-    )
+    each = {name: rows + columns for name, (rows, columns) in matrices(shape).items()}
+    return lora.rank * sum(reached(shape, lora, name) * sides for name, sides in each.items())
 
 
 # -- from a recipe ------------------------------------------------------------------------------------------------------
@@ -127,7 +133,9 @@ def job_of(
     if training.precision == "float32":
         notices.append("training.precision is float32, whose speed is assumed: only bf16 was measured")
     if training.precision == "fp8":
-        notices.append("training.precision is fp8, whose speed and memory are not modelled: these are bf16's")
+        notices.append(
+            "training.precision is fp8, whose speed and memory are not modelled: these are bf16's with torch's attention, which it has"
+        )
     sharing: Sharing = "none" if gpus == 1 else "ddp" if kind == "auto" else kind
     documents = bool(getattr(spec.data, "documents", False)) or (isinstance(spec.data, PairsOptions) and spec.data.pack)
     if documents:
@@ -139,7 +147,10 @@ def job_of(
         )
     if getattr(spec.objective, "teacher", None) is not None:
         notices.append("objective.teacher is not counted: its weights in bfloat16 and a pass forward come on top")
-    job = Job(shape, size, spec.data.length, training, documents, gpus, per_node, sharing)
+    one_sided = training.grow_attention > 0 or any(
+        getattr(spec.objective, name, 0) for name in ("ar_share", "ar_steps")
+    )
+    job = Job(shape, size, spec.data.length, training, documents, one_sided, gpus, per_node, sharing)
     if gpus % job.shards:
         raise UserError(
             f"training.shard_ranks is {job.shards}, unless set the GPUs of a machine, and {gpus} GPUs are no multiple of it: "

@@ -43,6 +43,7 @@ def measured() -> tuple[Measured, ...]:
 
 
 @cache
-def fitted(without: str = "") -> Constants:
-    """From all measured runs, or from those of other sizes than one: how well are runs foreseen that are not among them?"""
-    return fit([(run.job, run.gpu, run.tokens_per_second) for run in measured() if run.size != without])
+def fitted(without: tuple[int, int] | None = None) -> Constants:
+    """From all measured runs, or from those of another (depth, width): how well are runs foreseen that are not among them?"""
+    others = (run for run in measured() if (run.job.shape.depth, run.job.shape.width) != without)
+    return fit([(run.job, run.gpu, run.tokens_per_second) for run in others])

@@ -1,18 +1,19 @@
 """Time of training, by calculation from measured runs. Nothing here imports torch.
 
-A pass over a token takes flops / (products · peak) for its matrix products and passes · kept / bandwidth for everything else, which
-reads and writes what the backward pass keeps. The two constants, `products` and `passes`, are fitted to the runs in
+A pass over a token takes flops / (products · peak) for its matrix products and passes · bytes / bandwidth for everything else, which
+reads and writes what a backward pass keeps (`models.count.passed`). The two constants, `products` and `passes`, are fitted to the runs in
 assets/measured.json by least squares of relative errors; the update's part is counted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from scdd.assemble.job import Job
 from scdd.assemble.machines import Gpu
-from scdd.models.count import FLOAT, flops, kept, matrices, matrix_weights
+from scdd.core.options import padded
+from scdd.models.count import FLOAT, flops, matrices, matrix_weights, passed
 
 ADAMW = 7 * FLOAT  # bytes moved for a weight: it, its gradient and both moments, read and written
 AVERAGE = 2 * FLOAT
@@ -75,15 +76,15 @@ def pace(job: Job, gpu: Gpu, known: Constants, network: float = 50.0) -> Pace:
 def _work(job: Job) -> tuple[float, float]:
     """(Operations of products, as many as bfloat16 does in their time; bytes that are kept) of one pass."""
     tokens, slower = job.micro * job.length, FLOAT32 if job.training.precision == "float32" else 1
-    # What is recomputed is read and written as often as if it had been kept.
-    whole = kept(job.shape, replace(job.keeping, recompute=False))
+    whole = passed(job.shape, job.keeping)
     again = 1 + FORWARD if job.training.recompute else 1.0
     return tokens * _flops(job) * slower, tokens * whole * again
 
 
 def _flops(job: Job) -> float:
-    """Of a token."""
-    return flops(job.shape, job.vocab, job.length, job.training.recompute)
+    """Of a token. Frozen matrices, LoRA's, have no gradients."""
+    frozen = matrix_weights(job.shape) + padded(job.vocab) * job.shape.width if job.training.lora is not None else 0
+    return flops(job.shape, job.vocab, job.length, job.training.recompute) - 2 * frozen
 
 
 def _weights_moved(job: Job) -> float:

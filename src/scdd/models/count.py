@@ -5,7 +5,7 @@ D width, H heads of d channels, K heads of keys and values, M the MLP's width, V
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from scdd.core.options import padded
@@ -123,11 +123,12 @@ class Keeping:
     fused: bool = True  # ops.norm and ops.swiglu are kernels, as on a GPU; in plain torch they keep more
     recompute: bool = False
     products: bool = False  # of gated MLPs, which the fused backward pass makes again otherwise
-    adapted: bool = False  # with LoRA: gates and gated products are no longer folded into matrices
+    adapted: frozenset[str] = frozenset()  # matrices with LoRA's factors: kernels that multiply by them are not taken
     length: int = (
         0  # of rows: short ones have kernels of their own, and ones longer than a network's window go in pieces
     )
-    masked: bool = False  # attention has a mask of documents
+    masked: bool = False  # attention has a mask, or looks one way, in some steps at least
+    narrow: bool = False  # products in FP8, beside which `ops.attention` and `ops.swiglu` are not taken
 
 
 def kept(shape: Shape, how: Keeping = Keeping()) -> float:  # noqa: B008 (frozen)
@@ -142,6 +143,12 @@ def kept(shape: Shape, how: Keeping = Keeping()) -> float:  # noqa: B008 (frozen
     return shape.depth * inputs - shape.width * half + last + whole_block(shape, how)
 
 
+def passed(shape: Shape, how: Keeping) -> float:
+    """Bytes of a token that passes read and write, in the unit in which time is fitted to them: what would be kept if nothing were
+    computed again. A gated product is made and read whether it is kept or not."""
+    return shape.depth * whole_block(shape, replace(how, products=False)) + _seam(shape.width, how)
+
+
 def whole_block(shape: Shape, how: Keeping) -> float:
     """What one block keeps of a token if nothing is recomputed."""
     mixed = shape.heads * shape.head_width
@@ -153,9 +160,10 @@ def whole_block(shape: Shape, how: Keeping) -> float:
         attention += mixed + 2 * keys * sum(each.copied for each in parts) / how.length
     if isinstance(shape, DiTConfig):
         mlp = 2 * MLP_RATIO * shape.width  # before and after GELU
-        mlp += 2 * shape.width * (shape.time_conditioning or how.adapted)  # what the gates multiply
+        gated = ("out", "mlp_out")  # what the gates multiply, unless they are folded into the matrix
+        mlp += shape.width * sum(shape.time_conditioning or name in how.adapted for name in gated)
     else:
-        lean = how.fused and not how.adapted
+        lean = how.fused and not ("mlp_out" in how.adapted or how.narrow)
         mlp = shape.mlp_width * (2 + how.products if lean else 4)
     norms = 2 * _seam(shape.width, how)
     if isinstance(shape, LlamaConfig) and shape.qk_norm and not how.fused:
@@ -167,8 +175,8 @@ def attends_at_once(shape: Shape, how: Keeping) -> bool:
     """Whether training takes the kernels of `ops.attention`, as `models.attention.fuses` decides it on a GPU."""
     if isinstance(shape, LlamaConfig) and (shape.qk_norm or pieces(shape, how.length)):
         return False
-    known = how.length in SHORT and shape.head_width in WIDTHS
-    return known and how.fused and how.half == HALF and not (shape.causal or how.masked or how.adapted or how.recompute)
+    other = shape.causal or how.masked or "qkv" in how.adapted or how.narrow or how.recompute
+    return how.length in SHORT and shape.head_width in WIDTHS and how.fused and how.half == HALF and not other
 
 
 def _seam(width: int, how: Keeping) -> int:
