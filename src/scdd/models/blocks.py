@@ -187,7 +187,7 @@ class Block(nn.Module):
     same pass over memory.
     """
 
-    MATRICES: ClassVar = ("qkv", "out", "mlp_in", "mlp_out")  # from activations to activations
+    MATRICES: ClassVar[tuple[str, ...]] = ("qkv", "out", "mlp_in", "mlp_out")  # from activations to activations
 
     def __init__(self, width: int, heads: int, cond_width: int, causal: bool) -> None:
         super().__init__()

@@ -57,7 +57,7 @@ def normal_(tensor: Tensor, deviation: float, generator: torch.Generator | None)
 class Norm(nn.Module):
     """RMSNorm with a weight; adds to the stream first, as the layer norms of `blocks` do."""
 
-    impl: ClassVar = "auto"  # of ops.norm
+    impl: ClassVar[str] = "auto"  # of ops.norm
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -80,8 +80,8 @@ class Block(nn.Module):
     a layer adds to it is added by the norm that follows, as in `blocks.Block`.
     """
 
-    MATRICES: ClassVar = ("qkv", "out", "mlp_in", "mlp_out")  # from activations to activations
-    mlp_impl: ClassVar = "auto"  # of ops.swiglu
+    MATRICES: ClassVar[tuple[str, ...]] = ("qkv", "out", "mlp_in", "mlp_out")  # from activations to activations
+    mlp_impl: ClassVar[str] = "auto"  # of ops.swiglu
     keeps_product = False  # see ops.swiglu; less traffic, half as much again of what the MLP keeps
 
     def __init__(self, config: LlamaConfig) -> None:

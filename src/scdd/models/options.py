@@ -246,7 +246,7 @@ DECODERS = {
 class LlamaOptions(DecoderOptions, RowOptions):
     """A network of the Llama family, from random weights or from those of training.start_from."""
 
-    SHAPE: ClassVar = ("depth", "width", "heads", "kv_heads", "mlp_width")
+    SHAPE: ClassVar[tuple[str, ...]] = ("depth", "width", "heads", "kv_heads", "mlp_width")
     kind: Literal["llama"] = field(default="llama", kw_only=True, repr=False)
     size: Literal["smollm2-135m", "smollm2-360m", "smollm2-1.7b", "custom"] = "smollm2-135m"
     """A published shape; custom takes the five below."""
