@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from scdd.core.errors import UserError
 from scdd.lm.results import Change, Correction, Moment, Sample, Score, TokenScore, Trajectory
 from scdd.trace.html import diff, heat_map
+from scdd.trace.output import check_path
 from scdd.trace.page import page, player
 
 from . import tiny
@@ -107,3 +109,10 @@ def test_a_player_holds_the_whole_page_in_one_attribute() -> None:
     assert json.loads(match[1])["title"] == '"><script>'
     with pytest.raises(UserError, match="not recorded"):
         player(sample(recorded=False), tokenizer)
+
+
+def test_what_a_gif_needs_is_told_before_anything_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scdd.trace.output.find_spec", lambda name: None)
+    with pytest.raises(UserError, match="Pillow"):
+        check_path(tmp_path / "way.gif")
+    check_path(tmp_path / "way.html")

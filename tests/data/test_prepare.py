@@ -282,15 +282,15 @@ def test_one_preparation_at_a_time(corpus: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"tokenizer": "x.json"}, "one of the two"),
-        ({"train_tokenizer": None}, "one of the two"),
+        ({"tokenizer": "x.json"}, "leave one of the two out"),
+        ({"train_tokenizer": None}, "There is no tokenizer"),
         ({"train_tokenizer": 10}, "train_tokenizer is 10: choose 259 or more"),
         ({"valid_fraction": 1.0}, "valid_fraction is 1.0: choose from 0 up to"),
         ({"valid": ["x.txt"]}, "choose one of them"),
         ({"detokenizer": "ptb"}, "not known"),
         ({"separator": "page"}, "not known"),
         ({"workers": 0}, "workers is 0: choose 1 or more"),
-        ({"field": "body"}, "name the field that holds it"),
+        ({"field": "body"}, r"name the one that holds it \(field\)"),
     ],
 )
 def test_mistakes_are_named(corpus: Path, tmp_path: Path, settings: dict[str, Any], says: str) -> None:

@@ -312,15 +312,17 @@ def test_a_killed_computing_process_is_told_and_leaves_nobody(folder: Path) -> N
         client.get("/healthz")
 
 
-def test_a_taken_port_is_told(folder: Path) -> None:
+@pytest.mark.parametrize("processes", ["0", "1"])
+def test_a_taken_port_is_told_in_one_sentence(folder: Path, processes: str) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
         command = [sys.executable, "-m", "scdd", "serve", "--model", str(folder), "--device", "cpu", "--port", port]
-        done = subprocess.run([*command, "--http-processes", "1"], capture_output=True, text=True, check=False)
+        done = subprocess.run([*command, "--http-processes", processes], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert f"--port {port} of 127.0.0.1 cannot be bound" in done.stderr
+    [said] = done.stderr.splitlines()
+    assert said.startswith(f"error: --port {port} of 127.0.0.1 cannot be bound")
 
 
 def broken(*_: object) -> None:

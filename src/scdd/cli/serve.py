@@ -170,7 +170,9 @@ def _checked_token(token: str | None, host: str, open_to: bool) -> str | None:
             )
         return None
     token = token.strip()  # as HTTP strips what is sent
-    if not (token.isascii() and token):
+    if not token:
+        raise UserError("--token is empty: choose one, or say --no-token if others may come in without.")
+    if not token.isascii():
         raise UserError("--token must be ASCII text: choose another one.")
     return token
 

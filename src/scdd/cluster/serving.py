@@ -22,7 +22,7 @@ from scdd.core.machine import cores
 from scdd.serve.connections import MOST
 from scdd.serve.guard import Guard
 from scdd.serve.limits import Limits
-from scdd.serve.run import GRACE, server_of, until_signalled
+from scdd.serve.run import GRACE, bound, server_of, until_signalled
 from scdd.serve.scheduler import NOTICE
 from scdd.serve.spec import ROWS, Endpoint, ServeSpec
 
@@ -62,7 +62,7 @@ def serve_replicas(
             while not over.wait(NOTICE):
                 pass
 
-        until_signalled(made, waiting, over.set)
+        until_signalled(made, bound(endpoint.host, endpoint.port), waiting, over.set)
 
 
 def _failures(ray: Any) -> tuple[type[BaseException], ...]:

@@ -39,7 +39,8 @@ def require_same(out: Place, now: dict[str, Any], then: dict[str, Any]) -> None:
     changed = [key for key in now if now[key] != then.get(key)]
     if changed:
         raise UserError(
-            f"{out} holds data prepared otherwise (other {', '.join(changed)}): choose another folder, or prepare it anew (force)."
+            f"{out} holds data prepared otherwise (other {', '.join(changed)}): choose another folder, or prepare it anew (force).",
+            "force",
         )
 
 
@@ -65,7 +66,9 @@ class Journal:
                 splits = {name: SplitInfo.from_json(value["splits"][name]) for name in SPLITS}
                 place, noted = (int(value["place"][0]), int(value["place"][1])), dict(value["about"])
             except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
-                raise UserError(f"{path} is damaged ({error!r:.100}): prepare the data again, with force.") from error
+                raise UserError(
+                    f"{path} is damaged ({error!r:.100}): prepare the data again (force).", "force"
+                ) from error
             if any(info.shards for info in splits.values()):
                 require_same(out, about, noted)
                 verify_shards(out, [shard for info in splits.values() for shard in info.shards])

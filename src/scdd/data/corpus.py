@@ -264,7 +264,7 @@ def _from_json(source: Source, record: Record) -> str:
     text = value.get(source.field) if isinstance(value, dict) else None
     if not isinstance(text, str):
         has = ", ".join(map(str, value)) if isinstance(value, dict) else type(value).__name__
-        raise UserError(f"{place}: {_no_field(source, has)}")
+        raise UserError(f"{place}: {_no_field(source, has)}", "field")
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -273,7 +273,7 @@ def _from_json(source: Source, record: Record) -> str:
 
 
 def _no_field(source: Source, has: str) -> str:
-    return f"no text in field '{source.field}' (it has: {has}); name the field that holds it."
+    return f"no text in field '{source.field}' (it has: {has}); name the one that holds it (field)."
 
 
 def documents(sources: Sequence[Source]) -> Iterator[str]:
@@ -307,5 +307,5 @@ def _rows(source: Source, skip: int) -> Iterator[str]:
     for number, row in enumerate(rows, start=skip):
         text = row.get(source.field)
         if not isinstance(text, str):
-            raise UserError(f"hf:{source.shown}, row {number}: {_no_field(source, ', '.join(row))}")
+            raise UserError(f"hf:{source.shown}, row {number}: {_no_field(source, ', '.join(row))}", "field")
         yield text

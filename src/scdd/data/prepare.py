@@ -124,10 +124,13 @@ def _work(
 
 def _check(job: Preparation) -> float:
     """Refuse what cannot work before anything is read; the fraction that goes to validation."""
-    if (job.tokenizer is None) == (job.train_tokenizer is None):
+    if job.tokenizer is None and job.train_tokenizer is None:
         raise UserError(
-            "tokenizer is missing, or given twice: name one, or the size of one to train, one of the two.", "tokenizer"
+            "There is no tokenizer: name one, or say how many ids one to train has (train_tokenizer).",
+            "train_tokenizer",
         )
+    if job.tokenizer is not None and job.train_tokenizer is not None:
+        raise UserError("tokenizer names one, and another is to be trained: leave one of the two out.", "tokenizer")
     if job.valid and job.valid_fraction:
         raise UserError(
             f"valid_fraction is {job.valid_fraction} and validation text is given too: choose one of them.",

@@ -228,11 +228,12 @@ def _changes(spec: Recipe, earlier: Recipe | None, trainer: Trainer) -> Iterator
     if earlier is None or earlier.training.steps == now.steps or not 0 < trainer.step < now.steps:
         return
     if now.final_fraction < 1:
-        was, is_now = (learning_rate(options, trainer.step) for options in (earlier.training, now))
-        yield (
-            f"training.steps was {earlier.training.steps} and is {now.steps}: the learning rate now reaches its lowest at "
-            f"step {now.steps} (at step {trainer.step + 1} it is {is_now:.2e}, before it was {was:.2e})"
-        )
+        was, is_now = (f"{learning_rate(options, trainer.step):.2e}" for options in (earlier.training, now))
+        if was != is_now:  # while it rises, the number of steps does not matter
+            yield (
+                f"training.steps was {earlier.training.steps} and is {now.steps}: the learning rate now reaches its lowest at "
+                f"step {now.steps} (at step {trainer.step + 1} it is {is_now}, before it was {was})"
+            )
 
 
 def _greet(log: Log, spec: Recipe, resumed: Path | None, trainer: Trainer) -> None:

@@ -90,10 +90,11 @@ def run(app: FastAPI, host: str, port: int, log_level: str, ready: Callable[[str
     need, only while there are no more of them than cores, and the first thread counts whether it computes or not (a step of
     a nano model on two cores: 9 ms here, 13 ms in another thread).
     """
+    sockets = bound(host, port)  # before anything that takes long
     made, scheduler = server(app, host, port, log_level, ready), app.state.service.scheduler
     app.state.service.warm_up()
     keep()
-    until_signalled(made, scheduler.work, lambda: scheduler.close(wait=0.0))
+    until_signalled(made, sockets, scheduler.work, lambda: scheduler.close(wait=0.0))
 
 
 def keep() -> None:
@@ -102,14 +103,18 @@ def keep() -> None:
     gc.freeze()
 
 
-def until_signalled(made: Server, meanwhile: Callable[[], object], after: Callable[[], None]) -> None:
-    """Talk in another thread until a signal comes, and then `after`; this thread does something else meanwhile."""
+def until_signalled(
+    made: Server, sockets: list[socket.socket], meanwhile: Callable[[], object], after: Callable[[], None]
+) -> None:
+    """Talk in another thread, on sockets that are `bound`, until a signal comes, and then `after`; this thread does something else
+    meanwhile."""
 
     def talk() -> None:
         try:
-            made.run()
-        except SystemExit:  # uvicorn's way to say that it could not start
-            pass
+            made.run(sockets=sockets)
+        except (SystemExit, OSError):  # it could not start: somebody has begun to listen there since
+            if made.started:
+                raise
         finally:
             after()
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from scdd.core.errors import UserError, missing_extra
+from scdd.core.errors import UserError
 from scdd.data.files import write_atomically
 from scdd.data.tokenizer import TextTokenizer
 
@@ -37,12 +37,8 @@ class Piece(NamedTuple):
 
 def write_gif(path: Path, sample: Sample | Correction, tokenizer: TextTokenizer) -> None:
     """Write the file; long trajectories are thinned out to a bounded number of frames, the last one stays for a while."""
-    try:
-        from PIL import Image, ImageDraw, ImageFont
-    except ImportError as error:
-        raise UserError(
-            missing_extra("trace to a .gif needs Pillow", "gif", ", or write an .html file"), "trace"
-        ) from error
+    from PIL import Image, ImageDraw, ImageFont
+
     trajectory = sample.trajectory
     if trajectory is None or not trajectory.moments:
         raise UserError("trace has no step to show: take at least one step, and a final other than none.", "trace")

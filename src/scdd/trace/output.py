@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scdd.core.errors import UserError
+from scdd.core.errors import UserError, missing_extra
 from scdd.data.files import write_atomically
 from scdd.data.tokenizer import TextTokenizer
 
@@ -26,6 +27,8 @@ def check_path(path: Path) -> None:
         raise UserError(
             f"trace {path} lies in a folder that does not exist: make {path.absolute().parent} first.", "trace"
         )
+    if path.suffix.lower() == ".gif" and find_spec("PIL") is None:
+        raise UserError(missing_extra("trace to a .gif needs Pillow", "gif", ", or write an .html file"), "trace")
 
 
 def write(
