@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from typing import Any
 
 import pytest
@@ -21,7 +22,12 @@ def test_a_body_that_is_not_said_to_be_json(client: Client, kind: str) -> None:
     assert JSON in answer.error["message"]
 
 
-@pytest.mark.parametrize("body", [b"{", b"\xff{", b'{"prompt": ' + b"[" * 100_000, b'{"length": ' + b"9" * 5000 + b"}"])
+NO_JSON = [b"{", b"\xff{", b'{"prompt": ' + b"[" * 100_000]
+if hasattr(sys, "get_int_max_str_digits"):  # from 3.10.7 on
+    NO_JSON.append(b'{"length": ' + b"9" * 5000 + b"}")
+
+
+@pytest.mark.parametrize("body", NO_JSON)
 def test_a_body_that_cannot_be_read(client: Client, body: bytes) -> None:
     answer = client.ask("POST", "/v1/generate", body, {"Content-Type": "application/json"})
     assert (answer.status, answer.error["message"]) == (400, "The body is not valid JSON.")
