@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jinja2 import TemplateError
 from jinja2.ext import loopcontrols
@@ -351,6 +351,10 @@ def outcome(render: Callable[[], str]) -> Any:
 
 @settings(max_examples=300, deadline=None)
 @given(EXPRESSIONS)
+@example("(1)|round")
+@example("(17)|round(-1)")
+@example("(2.5)|round(0, 'ceil')")
+@example("('a b')|round")
 def test_what_the_sandbox_computes_jinja_computes(expression: str) -> None:
     """It may refuse what Jinja does (a text formatted with %, `int.real`), but never says otherwise."""
     chat, text = [{"role": "user", "content": "hi you"}], f"{{{{ {expression} }}}}"

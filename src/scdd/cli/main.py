@@ -53,6 +53,7 @@ CURES = {
 }
 
 
+LESS = {"train": "lower training.micro_batch_size, or data.length"}
 NO_MEMORY = ("out of memory", "can't allocate memory")  # what torch says, on a GPU and on a CPU
 
 
@@ -198,7 +199,8 @@ def _run(argv: Sequence[str] | None) -> int:
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and not any(words in str(error) for words in NO_MEMORY):
             raise
-        print(f"error: There is not enough memory ({reason(error)}): ask for less at a time.", file=sys.stderr)
+        cure = LESS.get(getattr(group, "verb", ""), "ask for less at a time")
+        print(f"error: There is not enough memory ({reason(error)}): {cure}.", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

@@ -92,13 +92,14 @@ def _of_numbers(values: Values) -> dict[str, Function]:
             return default
 
     def rounded(value: Any, precision: int = 0, method: str = "common") -> float:
-        number = broken(value)
+        if not (short(value) and isinstance(value, (int, float))):
+            raise ValueError("round takes a number")
         if method == "common":
-            return float(round(number, max(-LONGEST_NUMBER, min(precision, LONGEST_NUMBER))))
+            return round(value, max(-LONGEST_NUMBER, min(precision, LONGEST_NUMBER)))  # whole numbers stay whole
         if method not in ("ceil", "floor") or not 0 <= precision <= WIDEST:
             raise ValueError("round takes common, ceil or floor, and a few digits")
         turn = math.ceil if method == "ceil" else math.floor
-        return float(turn(number * 10**precision) / 10**precision)
+        return float(turn(value * 10**precision) / 10**precision)
 
     def absolute(value: Any) -> Any:
         return abs(value) if isinstance(value, (int, float)) else values.compute("*", value, None)

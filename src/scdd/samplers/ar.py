@@ -52,10 +52,10 @@ class Ar(ArOptions, Sampler):
     def check(self, model: Model) -> None:
         """Only autoregressive models, whose network is causal and remembers what it has read."""
         if not isinstance(model.process, Autoregressive):
-            raise UserError("The sampler ar needs an autoregressive model: use sampler ancestral for this one.")
+            raise UserError("sampler ar needs an autoregressive model: use ancestral for this one.", "sampler")
         if not hasattr(model.denoiser, "cache"):
             raise UserError(
-                "The sampler ar needs a network with a cache, and this one has none: give it cache(capacity)."
+                "sampler ar needs a network with a cache, and this one has none: give it cache(capacity).", "sampler"
             )
 
     def times(self, grid: Grid, model: Model, updatable: Tensor) -> Grid:

@@ -219,11 +219,12 @@ class Sampler(ABC):
     def check(self, model: Model) -> None:
         """Refuse a model that this sampler does not fit, naming the cure."""
         if isinstance(model.process, Autoregressive):
-            raise UserError(f"The sampler {self.name} needs a diffusion model: use sampler ar for this one.")
+            raise UserError(f"sampler {self.name} needs a diffusion model: use ar for this one.", "sampler")
         if self.masks_only and model.process.has_uniform_noise:
             raise UserError(
-                f"The sampler {self.name} needs ρ ≡ 1 but {model.process.schedule!r} has uniform noise: "
-                "use a masked model (mdlm), or sampler ancestral."
+                f"sampler {self.name} needs ρ ≡ 1, masks alone, but {model.process.schedule!r} has uniform noise: "
+                "use a masked model (mdlm), or ancestral.",
+                "sampler",
             )
 
     def times(self, grid: Grid, model: Model, updatable: Tensor) -> Grid:

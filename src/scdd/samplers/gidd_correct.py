@@ -40,8 +40,9 @@ class GiddCorrect(GiddCorrectOptions, Sampler):
         super().check(model)
         if isinstance(model.process, Process) and not model.process.has_uniform_noise:
             raise UserError(
-                "The sampler gidd-correct needs a model trained with uniform noise, and this process has none: "
-                "use an scdd or gidd model with p_u > 0, or sampler remdm."
+                "sampler gidd-correct needs a model trained with uniform noise, and this process has none: "
+                "use an scdd or gidd model with p_u > 0, or remdm.",
+                "sampler",
             )
 
     def memory(self, rows: Tensor) -> dict[str, Tensor]:

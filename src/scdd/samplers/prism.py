@@ -31,8 +31,8 @@ class Prism(PrismOptions, Sampler):
         super().check(model)
         if model.quality is None:
             raise UserError(
-                "The sampler prism needs a quality head, which this model lacks: train one with the objective prism, "
-                "or use sampler remdm."
+                "sampler prism needs a quality head, which this model lacks: train one with the objective prism, or use remdm.",
+                "sampler",
             )
 
     def step(self, z_t: Tensor, ctx: Context) -> Transition:
