@@ -164,7 +164,7 @@ def test_limits_below_the_defaults_lower_them(serving: Serving, lm: LM) -> None:
         ("correct", {"text": " "}, None),
         ("score", {"text": "the " * 200}, "text"),
         ("score", {}, "text"),
-        ("generate", {"sampler": "remdm"}, None),
+        ("generate", {"sampler": "remdm"}, "sampler"),
         ("generate", {"sampler": "remdmm"}, "sampler"),
         ("generate", {"tolerance": 0.5, "process": "mdlm", "sampler": "p2"}, "process"),
         ("generate", {"process": {"kind": "scdd", "noise": "/etc/passwd"}}, "process.noise"),

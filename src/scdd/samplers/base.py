@@ -219,7 +219,7 @@ class Sampler(ABC):
     def check(self, model: Model) -> None:
         """Refuse a model that this sampler does not fit, naming the cure."""
         if isinstance(model.process, Autoregressive):
-            raise UserError(f"sampler {self.name} needs a diffusion model: use ar for this one.", "sampler")
+            raise UserError(f"sampler {self.name} needs a diffusion model: use sampler ar for this one.", "sampler")
         if self.masks_only and model.process.has_uniform_noise:
             raise UserError(
                 f"sampler {self.name} needs ρ ≡ 1, masks alone, but {model.process.schedule!r} has uniform noise: "
