@@ -124,9 +124,7 @@ class Keeping:
     recompute: bool = False
     products: bool = False  # of gated MLPs, which the fused backward pass makes again otherwise
     adapted: frozenset[str] = frozenset()  # matrices with LoRA's factors: kernels that multiply by them are not taken
-    length: int = (
-        0  # of rows: short ones have kernels of their own, and ones longer than a network's window go in pieces
-    )
+    length: int = 0  # of rows: short ones have kernels of their own, ones beyond a network's window go in pieces
     masked: bool = False  # attention has a mask, or looks one way, in some steps at least
     narrow: bool = False  # products in FP8, beside which `ops.attention` and `ops.swiglu` are not taken
 
