@@ -41,6 +41,7 @@ def serve_replicas(
             f"{replicas.most} replicas are asked for and this machine has {cores()} cores: choose at most {most}, or name a cluster.",
             "replicas",
         )
+    sockets = bound(endpoint.host, endpoint.port)  # before anything that takes long
     # Without a cluster, Ray is told of a core for each replica; a few more than there are cost speed alone.
     told = max(cores(), replicas.most)
     with connected(address, told if address == LOCAL else None) as ray, _deployed(ray, spec, replicas) as deployed:
@@ -62,7 +63,7 @@ def serve_replicas(
             while not over.wait(NOTICE):
                 pass
 
-        until_signalled(made, bound(endpoint.host, endpoint.port), waiting, over.set)
+        until_signalled(made, sockets, waiting, over.set)
 
 
 def _failures(ray: Any) -> tuple[type[BaseException], ...]:

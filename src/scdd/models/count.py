@@ -142,8 +142,8 @@ def kept(shape: Shape, how: Keeping = Keeping()) -> float:  # noqa: B008 (frozen
 
 
 def passed(shape: Shape, how: Keeping) -> float:
-    """Bytes of a token that passes read and write, in the unit in which time is fitted to them: what would be kept if nothing were
-    computed again. A gated product is made and read whether it is kept or not."""
+    """Bytes of a token in proportion to which a forward and a backward pass read and write: what they would keep if nothing were
+    recomputed, but for gated products, which are made and read whether they are kept or not."""
     return shape.depth * whole_block(shape, replace(how, products=False)) + _seam(shape.width, how)
 
 

@@ -70,7 +70,7 @@ class Job:
     left: float = 0.0
     """The part of the cost that is still to come."""
     waiting: deque[tuple[int, Due]] = field(default_factory=deque)
-    """Texts, by their number in the run, that wait for a place."""
+    """Texts, by their number in the run, that wait for a slot."""
     present: int = 0
     """Texts that are under way."""
     alone: bool = False

@@ -1,6 +1,6 @@
 """Who is let in when: a bounded queue, and workers that take from it between two steps.
 
-A request's texts take their first step in the next turn of a worker that has places for them (`turns`, `batches`). What a text
+A request's texts take their first step in the next turn of a worker that has slots for them (`turns`, `batches`). What a text
 becomes does not depend on its company: random numbers are keyed by (seed, sample), and rows are evaluated in groups that
 change no bit (`sharing`) or that all have one shape (a GPU's, `samplers.prediction`).
 """
@@ -91,10 +91,10 @@ class Scheduler:
 
     def _ahead(self, jobs: Sequence[Job]) -> float:
         """Seconds that these jobs will wait for others, at the present pace: all that came before them, or, where there is
-        a place for every text, as much of each as they take themselves, since everybody takes steps in turn."""
-        others, places = self._jobs(), self.limits.batch * self.limits.workers
+        a slot for every text, as much of each as they take themselves, since everybody takes steps in turn."""
+        others, slots = self._jobs(), self.limits.batch * self.limits.workers
         own = sum(job.cost for job in jobs)
-        fits = sum(job.rows for job in (*others, *jobs)) <= places
+        fits = sum(job.rows for job in (*others, *jobs)) <= slots
         return self._pace * sum(max(0.0, min(job.left, own) if fits else job.left) for job in others) / len(self._turns)
 
     def _jobs(self) -> list[Job]:

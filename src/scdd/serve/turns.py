@@ -45,7 +45,7 @@ class Turns:
         return not (self.batches.jobs or self._short or self._long or self._working)
 
     def room(self, lane: str) -> int:
-        """How much more of a kind can be begun: texts as there are places, pieces of work one at a time."""
+        """How much more of a kind can be begun: texts as there are slots, pieces of work one at a time."""
         if lane == "texts":
             return self.batches.room
         long = any(job.long for job in self._working)
