@@ -24,7 +24,9 @@ from scdd.samplers.prediction import Group, row_groups, rows_for
 log = logging.getLogger("scdd.serve")
 FEW = (1, 4, 16)  # rows of evaluations on a GPU, tried besides the usual number
 TRIALS = 8  # evaluations of so few
-NARROW, FRAME = 128, 8  # the least width has so many columns for text, and room for its frame
+# The least width has so many columns for text, and room for its frame: [BOS] and [EOS], and two more, since 64 rows of 132 are 66 × 128
+# tokens. Products go in tiles of 128, and twice 66 of them are as many as an H200 has processors.
+NARROW, FRAME = 128, 4
 
 
 class Shape(NamedTuple):
@@ -71,7 +73,7 @@ class Sharing:
         return Shape(None, width, size, self._fewer(size, width))
 
     def _width(self, length: int) -> int:
-        """Few of them, so that texts of many lengths share: 136 columns, 264, 520, … up to the context."""
+        """Few of them, so that texts of many lengths share: 132 columns, 260, 516, … up to the context."""
         columns = NARROW
         while columns + FRAME < length:
             columns *= 2
