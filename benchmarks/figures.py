@@ -70,8 +70,8 @@ FIGURES = (
     Figure("sample", "tiny, 64 texts", "sample", f"{TINY} --batch 64"),
     Figure("sample", "small, 16 texts", "sample", "--batch 16 --steps 64 --ways graphed,compiled", 4),
     Figure("sample", "one step", "denoise_step", "", 4),
-    Figure("serve", "64 clients", "serve", f"{SERVER} --clients 64 --requests 768 --mixed", seconds=60),
-    Figure("serve", "64 clients, HTTP apart", "serve", f"{SERVER} --clients 64 --requests 768 --mixed --http-processes 4", seconds=60),
+    Figure("serve", "64 clients", "serve", f"{SERVER} --clients 64 --requests 1024 --mixed", seconds=60),
+    Figure("serve", "64 clients, no HTTP apart", "serve", f"{SERVER} --clients 64 --requests 1024 --mixed --http-processes 0", seconds=60),
     Figure("serve", "a lone client", "serve", f"{SERVER} --lone --requests 20"),
 )  # fmt: skip
 

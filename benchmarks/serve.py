@@ -4,7 +4,7 @@
     python benchmarks/serve.py --model bundled --length 128
     python benchmarks/serve.py --model bundled --length 128 --device cuda --clients 64 --requests 1024 --mixed
     python benchmarks/serve.py --model runs/mine --device cuda --clients 64 --requests 256 --steps 64
-    python benchmarks/serve.py --model bundled --length 128 --device cuda --clients 64 --requests 768 --http-processes 4
+    python benchmarks/serve.py --model bundled --length 128 --device cuda --clients 64 --requests 1024 --http-processes 0
     python benchmarks/serve.py --model bundled --length 128 --lone
 
 Batching: requests a second of `scdd serve` under load against one at a time, and the answers compared. One at a time means:
@@ -58,7 +58,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, help="of the batching server; default: its own choice")
     parser.add_argument("--rows-per-forward", type=int, help="rows of an evaluation; default: the server's own choice")
     parser.add_argument(
-        "--http-processes", type=int, default=0, help="of all servers, that talk HTTP in place of the computing one"
+        "--http-processes",
+        type=int,
+        help="of all servers, that talk HTTP in place of the computing one; default: their own choice",
     )
     parser.add_argument("--mixed", action="store_true", help="requests of several lengths and steps, too")
     parser.add_argument("--lone", action="store_true", help="measure one request at a time instead")
@@ -93,15 +95,20 @@ def random_model(folder: Path, size: str, vocab: int, length: int) -> Path:
     return write(folder, identity, dict(model.state_dict()))
 
 
+class Server(NamedTuple):
+    port: int
+    http_processes: int  # beside the one that computes
+
+
 @contextmanager
-def served(args: argparse.Namespace, model: str, *options: str, threads: int | None = None) -> Iterator[int]:
-    """A server of its own process; its port."""
+def served(args: argparse.Namespace, model: str, *options: str, threads: int | None = None) -> Iterator[Server]:
+    """A server that has begun to listen, and ends afterwards."""
     extra = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
     command = [sys.executable, "-m", "scdd", "serve", "--port", "0", "--device", args.device]
     command += ["--model", model] if model != "bundled" else []
     command += ["--max-queue", "4096", "--timeout", str(args.timeout), "--max-steps", "100000", *options]
     command += ["--compile"] if args.compile else []
-    command += ["--http-processes", str(args.http_processes)] if args.http_processes else []
+    command += ["--http-processes", str(args.http_processes)] if args.http_processes is not None else []
     process = subprocess.Popen(
         command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, cwd=ROOT, env={**os.environ, **extra}
     )
@@ -113,7 +120,8 @@ def served(args: argparse.Namespace, model: str, *options: str, threads: int | N
             if found := re.search(r"http://127\.0\.0\.1:(\d+)", line):
                 # what it says later is read as well: a pipe that nobody reads gets full, and stops who writes
                 threading.Thread(target=said.extend, args=(process.stderr,), daemon=True).start()
-                yield int(found[1])
+                talking = re.search(r"HTTP in (\d+) other", "".join(said))
+                yield Server(int(found[1]), int(talking[1]) if talking else 0)
                 return
         raise SystemExit(f"the server ended with {process.wait()}:\n{''.join(said)}")
     finally:
@@ -183,11 +191,11 @@ def measure(args: argparse.Namespace, model: str) -> dict[str, Any]:
     same: list[bool] = []
     for _ in range(args.repeats):  # taking turns: whatever else the machine does hits all alike
         for threads in (1, os.cpu_count()) if args.device == "cpu" else (None,):
-            with served(args, model, *single, *alone_group, threads=threads) as port:
+            with served(args, model, *single, *alone_group, threads=threads) as (port, _):
                 ask(port, args, 0)
                 name = "one at a time" + (f", {threads} threads" if threads else "")
                 rates.setdefault(name, []).append(rate(port, args, 1, few)[0])
-        with served(args, model, *shape) as port:
+        with served(args, model, *shape) as (port, http_processes):
             for name, mixed in (("batched", False), ("mixed", True))[: 1 + args.mixed]:
                 serial = [ask(port, args, number, mixed) for number in range(few)]
                 rate(port, args, args.clients, args.clients, mixed)
@@ -206,9 +214,8 @@ def measure(args: argparse.Namespace, model: str) -> dict[str, Any]:
         "ratio": round(middle["batched"] / best, 3),
         "mixed_to_equal": round(middle["mixed"] / middle["batched"], 3) if args.mixed else None,
         "equal_to_serial": all(same),
-        **{
-            name: getattr(args, name) for name in ("device", "length", "steps", "clients", "requests", "http_processes")
-        },
+        **{name: getattr(args, name) for name in ("device", "length", "steps", "clients", "requests")},
+        "http_processes": http_processes,
         "model": args.model or f"random {args.size}, {args.vocab} tokens",
     }
 
@@ -235,7 +242,7 @@ def lone(args: argparse.Namespace, model: str) -> dict[str, Any]:
     for _ in range(args.repeats):
         done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
         times["in Python"] += json.loads(done.stdout)
-        with served(args, model) as port:
+        with served(args, model) as (port, http_processes):
             for seed in range(args.requests + 1):
                 start = time.perf_counter()
                 ask(port, args, seed)
@@ -245,6 +252,7 @@ def lone(args: argparse.Namespace, model: str) -> dict[str, Any]:
         "seconds": {name: [round(v, 3) for v in values] for name, values in times.items()},
         "ratio": round(middle["request"] / middle["in Python"], 3),
         **{name: getattr(args, name) for name in ("device", "length", "steps", "model")},
+        "http_processes": http_processes,
     }
 
 

@@ -266,11 +266,13 @@ def test_speedrun(run: Run, shards: Path, tmp_path: Path, monkeypatch: pytest.Mo
     assert before == [line for line in own.splitlines() if "NVIDIA H200" in line][-1]
 
 
-@pytest.mark.parametrize("lone", [False, True])
-def test_serve(run: Run, tmp_path: Path, lone: bool) -> None:
-    model = tiny.checkpoint(tmp_path / "model")
+@pytest.mark.parametrize(("lone", "apart"), [(False, None), (True, 0), (True, 1)])
+def test_serve(run: Run, tmp_path: Path, lone: bool, apart: int | None) -> None:
+    model, file = tiny.checkpoint(tmp_path / "model"), tmp_path / "out.json"
     sizes = ("--model", model, "--length", 8, "--steps", 2, "--clients", 2, "--requests", 4, "--repeats", 1)
-    out = run("serve", *sizes, *(["--lone"] if lone else []))
+    chosen = [] if apart is None else ["--http-processes", apart]
+    out = run("serve", *sizes, *chosen, *(["--lone"] if lone else []), "--json", file)
+    assert finite(file)["http_processes"] == (apart or 0), "what the server says of itself"
     for label in ("in Python", "request", "a lone request") if lone else ("one at a time", "batched"):
         assert row(out, label)[0] > 0
     assert lone or "answers equal to serial ones: True" in out
