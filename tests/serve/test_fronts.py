@@ -312,6 +312,49 @@ def test_a_killed_computing_process_is_told_and_leaves_nobody(folder: Path) -> N
         client.get("/healthz")
 
 
+def test_on_a_cpu_there_are_none_unless_asked_for(folder: Path) -> None:
+    process, client = started(folder)
+    assert client.post("/v1/generate", {"length": 8, "steps": 2, "seed": 0}).status == 200
+    assert children(process.pid) == []
+    process.send_signal(signal.SIGTERM)
+    process.wait(20)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_there_are_some(folder: Path) -> None:
+    from scdd.core.machine import cores
+    from scdd.serve.spec import usual_processes
+
+    process, client = started(folder, "--device", "cuda")
+    assert len(children(process.pid)) == usual_processes("cuda", cores(), sys.platform, ray=False)
+    body = {"length": 8, "steps": 2, "seed": 0}
+    assert client.post("/v1/generate", body).json == client.post("/v1/generate", body).json
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) in (0, -signal.SIGTERM)
+
+
+def test_each_of_them_asks_for_the_token_and_logs_as_it_is_told(folder: Path) -> None:
+    command = [sys.executable, "-m", "scdd", "serve", "--model", str(folder), "--device", "cpu", "--port", "0"]
+    command += ["--host", "0.0.0.0", "--token", "a word", "--log-level", "warning", "--http-processes", "2"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    said = [next(process.stderr) for _ in range(3)]
+    assert "HTTP in 2 other processes; Ctrl+C" in said[0]
+    port = int(said[1].rpartition(":")[2].rstrip("/\n"))
+    fronts = children(process.pid)
+    assert len(fronts) == 2
+    for still in fronts:
+        os.kill(still, signal.SIGSTOP)
+        try:
+            answers = [Client(port, token).post("/v1/tokenize", {"text": "The"}) for token in (None, "a word")]
+        finally:
+            os.kill(still, signal.SIGCONT)
+        assert [answer.status for answer in answers] == [401, 200]
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=20) == ("", "")
+    assert process.returncode in (0, -signal.SIGTERM)
+
+
 @pytest.mark.parametrize("processes", ["0", "1"])
 def test_a_taken_port_is_told_in_one_sentence(folder: Path, processes: str) -> None:
     with socket.socket() as taken:

@@ -98,6 +98,44 @@ def test_a_signal_that_another_thread_is_told_of_ends_an_idle_server(folder: Pat
         process.kill()
 
 
+@pytest.mark.parametrize(
+    ("device", "cores", "platform", "ray", "processes"),
+    [
+        ("cpu", 64, "linux", False, 0),
+        ("cuda", 64, "linux", False, 4),
+        ("cuda:1", 64, "linux", False, 4),
+        ("cuda", 6, "linux", False, 4),
+        ("cuda", 5, "linux", False, 3),
+        ("cuda", 3, "linux", False, 1),
+        ("cuda", 2, "linux", False, 0),
+        ("cuda", 1, "linux", False, 0),
+        ("cuda", 64, "linux", True, 0),
+        ("cuda", 64, "win32", False, 0),
+        ("mps", 64, "darwin", False, 0),
+    ],
+)
+def test_how_many_processes_talk_where_nobody_says(
+    device: str, cores: int, platform: str, ray: bool, processes: int
+) -> None:
+    from scdd.serve.spec import usual_processes
+
+    assert usual_processes(device, cores, platform, ray) == processes
+
+
+@pytest.mark.parametrize(("said", "processes"), [(None, 3), (0, 0), (1, 1)])
+def test_what_is_said_holds(folder: Path, monkeypatch: pytest.MonkeyPatch, said: int | None, processes: int) -> None:
+    """Where three would be usual, as on a GPU of a small machine; 0 means none."""
+    from scdd.serve import fronts, run, spec
+
+    found = []
+    monkeypatch.setattr(spec, "usual_processes", lambda *_: 3)
+    monkeypatch.setattr(fronts, "run", lambda service, endpoint, count, ready: found.append(count))
+    monkeypatch.setattr(run, "run", lambda *_: found.append(0))
+    chosen = [] if said is None else ["--http-processes", str(said)]
+    assert main(["serve", "--model", str(folder), "--device", "cpu", *chosen]) == 0
+    assert found == [processes]
+
+
 def tell_another_thread(process: int, number: signal.Signals) -> None:
     """A signal to a thread of a process that is not its first, and takes it."""
     others = sorted({int(each.name) for each in Path(f"/proc/{process}/task").iterdir()} - {process})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import math
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -53,8 +54,12 @@ def serve(
     batch_size: Annotated[int | None, typer.Option(help="Texts under way at a time; default: 16, on a GPU 64.")] = None,
     workers: Annotated[int | None, typer.Option(help="Threads that compute; default: 1, which uses all cores.")] = None,
     http_processes: Annotated[
-        int, typer.Option(help="Processes that talk HTTP, beside the one that computes; 0: that one does both.")
-    ] = 0,
+        int | None,
+        typer.Option(
+            help="Processes that talk HTTP, beside the one that computes; 0: that one does both. Default: on a GPU 4, or as many as "
+            "leave 2 cores free; on a CPU, with --ray and on Windows 0."
+        ),
+    ] = None,
     rows_per_forward: Annotated[
         int | None,
         typer.Option(
@@ -80,7 +85,7 @@ def serve(
         "--max-queue": max_queue, "--timeout": timeout, "--batch-size": batch_size, "--workers": workers, "--rows-per-forward": rows_per_forward,
         "--replicas": replicas, "--max-replicas": max_replicas,
     })  # fmt: skip
-    if not 0 <= http_processes <= MOST_PROCESSES:
+    if http_processes is not None and not 0 <= http_processes <= MOST_PROCESSES:
         raise UserError(f"--http-processes is {http_processes}: give a number from 0 to {MOST_PROCESSES}.")
     if log_level not in LEVELS:
         raise UserError(f"--log-level is {log_level!r}: choose one of {', '.join(LEVELS)}.")
@@ -98,9 +103,11 @@ def serve(
     import uvicorn  # noqa: F401
 
     from scdd.cluster.options import Replicas
+    from scdd.core.machine import cores
+    from scdd.lm.loading import usual_device
     from scdd.serve.guard import LOOPBACK
     from scdd.serve.limits import Limits
-    from scdd.serve.spec import Endpoint, ServeSpec
+    from scdd.serve.spec import Endpoint, ServeSpec, usual_processes
 
     limits = Limits(
         body=max_body, steps=max_steps, texts=max_texts, queue=max_queue, seconds=timeout, workers=workers or 1
@@ -120,6 +127,8 @@ def serve(
         graphs=graphs,
     )
     names = (*LOOPBACK, host) if local and token is None else None
+    if http_processes is None:
+        http_processes = usual_processes(device or usual_device(), cores(), sys.platform, ray is not None)
     endpoint = Endpoint(host, port, token, names, log_level, http_processes)
     if ray is None:
         _here(spec, endpoint)
@@ -128,7 +137,7 @@ def serve(
 
 
 def _here(spec: ServeSpec, endpoint: Endpoint) -> None:
-    """One model in this process, and HTTP in others if that is asked for."""
+    """One model in this process, and HTTP in others if there are to be any."""
     from scdd.serve import fronts, run
     from scdd.serve.app import app_of
 

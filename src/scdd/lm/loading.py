@@ -68,7 +68,7 @@ def load(
             )
     if source is not None and not str(source):
         raise UserError("The model's name is empty: give a folder or a Hub id, or leave it out for the bundled one.")
-    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    place = device or usual_device()
     narrow = str(place) == "cpu" and dtype in (None, "int8") and network is None
     checkpoint = bundle.read(bundle.BUNDLED if source is None else source, narrow=narrow)
     if checkpoint.tokenizer is None:
@@ -95,6 +95,11 @@ def load(
     model.chat_template = template if isinstance(template, str) else None
     model.graphs = graphs
     return model.to(place, dtype or _usual_dtype(checkpoint, denoiser, str(place)))
+
+
+def usual_device() -> str:
+    """Where a model goes if nobody says where."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def longest_row(own: int | None, spec: ModelRecipe | None, recipe: str) -> int:

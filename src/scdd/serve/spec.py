@@ -13,6 +13,8 @@ from scdd.serve.limits import Limits
 from scdd.serve.service import Service
 
 ROWS = {"cpu": 16, "gpu": 64}  # texts drawn together
+TALKING = 4  # processes that talk HTTP, where the model is on a GPU
+KEPT = 2  # cores that they leave to the one that computes, and to whatever else the machine does
 
 
 class Endpoint(NamedTuple):
@@ -25,6 +27,16 @@ class Endpoint(NamedTuple):
     log_level: str = "info"
     processes: int = 0
     """That talk HTTP, beside the one that computes; 0: that one talks as well."""
+
+
+def usual_processes(device: str, cores: int, platform: str, ray: bool) -> int:
+    """`Endpoint.processes` where nobody says how many; `device` as torch spells it, `cores` that may be used, `platform` as `sys` has it.
+
+    On a CPU the network wants all cores; in front of replicas nothing is computed; and Windows lacks what they are started with.
+    """
+    if device.partition(":")[0] != "cuda" or platform == "win32" or ray:
+        return 0
+    return max(0, min(TALKING, cores - KEPT))
 
 
 @dataclass(frozen=True)
