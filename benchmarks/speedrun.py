@@ -27,10 +27,12 @@ from typing import Any
 
 import torch
 
+from output import json_flag, write_json
 from scdd.assemble import training as build
 from scdd.core.errors import UserError
 from scdd.data.manifest import read_manifest
 from scdd.evals.measure.likelihood import NelboEstimator, combined, likelihood
+from scdd.evals.measure.stats import ratio
 from scdd.evals.measure.texts import open_stream, rows
 from scdd.objectives.base import BatchSlice, RatioMeter
 from scdd.recipe import load as recipe
@@ -111,7 +113,7 @@ def train(trainer: Trainer, seconds: float) -> Training:
 
 
 def measured(trainer: Trainer, args: argparse.Namespace, tokenizer: Any) -> dict[str, Any]:
-    """The NELBO of the averaged weights on the validation split."""
+    """The NELBO of the averaged weights on the validation split; `rows` has each row's nats and tokens, for comparisons row by row."""
     held = rows(open_stream([args.shards], tokenizer), tokenizer, LENGTH, args.rows)
     network: Any = trainer.module.network
     process: Any = trainer.objective.process
@@ -121,7 +123,18 @@ def measured(trainer: Trainer, args: argparse.Namespace, tokenizer: Any) -> dict
         network.eval()
         found = likelihood(network, process, held.rows, NelboEstimator(None, LOOKS), batch_size=args.batch_size)
         network.train()
-    return combined(found, held.bytes)
+    return {**combined(found, held.bytes), "rows": [(row.mean, row.tokens) for row in found]}
+
+
+def beside(found: dict[str, Any], other: Path) -> str:
+    """The difference to another run's NELBO, and its error: the same rows, times and noise, so that most of what either one errs by is
+    the other's error too."""
+    theirs = json.loads(other.read_text(encoding="utf-8"))
+    if [tokens for _, tokens in found["rows"]] != [tokens for _, tokens in theirs["rows"]]:
+        raise SystemExit(f"--against {other}: other rows were measured there; give one of the same texts and --rows.")
+    apart = [mine - other for (mine, _), (other, _) in zip(found["rows"], theirs["rows"], strict=True)]
+    mean, error, _ = ratio(apart, [tokens for _, tokens in found["rows"]])
+    return f"NELBO beside {other.stem}: {mean:+.4f} ± {error:.4f} nats a token (row by row)"
 
 
 def commit() -> str:
@@ -182,12 +195,16 @@ def main() -> None:
     parser.add_argument("--rows", type=int, help="measure only so many rows, which is no record")
     parser.add_argument("--batch-size", type=int, help="rows measured at a time")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--against", type=Path, metavar="FILE", help="another run's --json: the difference, row by row")
+    json_flag(parser)
     args = parser.parse_args()
     try:
         spec, own = settled(args), digest(args.shards)
         if args.write and (own != DATA or args.rows is not None):
             why = "only some rows are measured" if own == DATA else f"the data is another ({own[:12]}, not {DATA[:12]})"
             raise SystemExit(f"--write: {why}, so the result cannot stand in that table; leave --write out.")
+        if args.against and not args.against.exists():
+            raise SystemExit(f"--against {args.against} is not there: give the file that another run's --json named.")
         if args.out.exists() and any(args.out.iterdir()):
             raise SystemExit(f"--out {args.out} exists: choose a new folder.")
         run(args, spec, own)
@@ -206,12 +223,18 @@ def run(args: argparse.Namespace, spec: Recipe, own: str) -> None:
         trainer.save()
         trainer.checkpoints.wait()
         found = measured(trainer, args, data.tokenizer)
+    write_json(
+        args.json,
+        {**found, "steps": done.steps, "trained_tokens": done.tokens, "seconds": done.seconds, "set": args.set},
+    )
     name = torch.cuda.get_device_name() if here.device.type == "cuda" else "cpu"
     rate = done.tokens / max(done.seconds, 1e-9)
     print(f"data {own[:12]}, {found['tokens']:,} tokens measured in {found['sequences']} rows")
     print(f"{done.steps} steps, {rate / 1e3:,.0f} k tokens/s; {done.before:.0f} s before the clock ran")
     row = line(done, found, (args.note or ", ".join(args.set) or args.recipe).replace("|", "/"), name)
     print(row)
+    if args.against:
+        print(beside(found, args.against))
     if args.write:
         record(args.page, row)
 

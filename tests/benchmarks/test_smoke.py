@@ -243,13 +243,24 @@ def test_speedrun(run: Run, shards: Path, tmp_path: Path, monkeypatch: pytest.Mo
         "a | try",
         *(f for s in small for f in ("--set", s)),
     ]
-    out = run("speedrun", *flags, "--rows", 6, "--out", tmp_path / "run")
+    first = tmp_path / "first.json"
+    out = run("speedrun", *flags, "--rows", 6, "--out", tmp_path / "run", "--json", first)
     assert re.search(r"step (\d+)/\1 ", out)  # the schedule's end and the last step are the same
     record = next(line for line in out.splitlines() if line.startswith("| "))
     assert float(record.split("|")[1]) <= 5.0  # seconds, of half a one
     assert scdd.load(tmp_path / "run").generate(steps=1, length=4)
     trained = read(tmp_path / "run")
     assert yaml.safe_load(trained.recipe)["training"]["steps"] == trained.step
+    out = run("speedrun", *flags, "--rows", 6, "--out", tmp_path / "again", "--against", first)
+    mean, error, *_ = row(out, "NELBO beside first:")
+    assert abs(mean) < 1
+    assert 0 <= error < 1
+    assert finite(first)["steps"] == trained.step - 1
+    with pytest.raises(SystemExit, match="is not there"):
+        run("speedrun", *flags, "--out", tmp_path / "fewer", "--against", tmp_path / "nobody.json")
+    assert not (tmp_path / "fewer").exists()
+    with pytest.raises(SystemExit, match="other rows were measured there"):
+        run("speedrun", *flags, "--rows", 5, "--out", tmp_path / "fewer", "--against", first)
     for more, why in ((["--rows", 6], "the data is another"), ([], "the data is another")):
         with pytest.raises(SystemExit, match=why):
             run("speedrun", *flags, *more, "--out", tmp_path / "other", "--write")
@@ -264,6 +275,17 @@ def test_speedrun(run: Run, shards: Path, tmp_path: Path, monkeypatch: pytest.Mo
     assert page.read_text(encoding="utf-8").replace(f"{record}\n", "") == own
     before = page.read_text(encoding="utf-8").partition(record)[0].rstrip().splitlines()[-1]
     assert before == [line for line in own.splitlines() if "NVIDIA H200" in line][-1]
+
+
+@pytest.mark.parametrize("which", [("--size", "nano", "--vocab", 300), ()])
+def test_step_kernels(run: Run, which: tuple[object, ...], tmp_path: Path) -> None:
+    """What is listed adds up; without a size it is the bundled model."""
+    file = tmp_path / "kernels.json"
+    out = run("step_kernels", *which, "--rows", 2, "--length", 8, "--steps", 2, "--repeats", 1, "--json", file)
+    found = finite(file)
+    assert sum(spent for _, _, spent in found["kernels"]) == pytest.approx(found["kernels_us"])
+    assert 0 < found["products_us"] < found["kernels_us"]
+    assert "a step by the clock" in out
 
 
 @pytest.mark.parametrize(("lone", "apart"), [(False, None), (True, 0), (True, 1)])
