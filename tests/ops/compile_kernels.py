@@ -22,6 +22,7 @@ from scdd.ops.norm import triton as norm
 from scdd.ops.outcome import triton as outcome
 from scdd.ops.rotary import triton as rotary
 from scdd.ops.swiglu import triton as swiglu
+from scdd.ops.swiglu import triton_gate as gate
 from scdd.ops.transition import triton as transition
 from scdd.ops.update import triton as update
 
@@ -119,6 +120,10 @@ def main() -> None:
         for kernel, more in ((gelu._gelu, {}), (gelu._gelu_backward, {"EACH": 16})):
             known = {name: kind for name, kind in types.items() if name in kernel.arg_names}
             build(kernel, known, {"WIDTH": 3072, "ROWS": gelu.ROWS, "BLOCK": gelu.BLOCK, **more}, gelu.WARPS)
+    for shape, bias in itertools.product((gate.MANY, gate.FEW), (False, True)):
+        types = {**dict.fromkeys(("x_", "weight_", "bias_", "product_"), "*bf16"), "count": "i32"}
+        constants = {"WIDTH": 1536, "CHANNELS": 576, "BIAS": bias, "DEPTH": gate.DEPTH, "BESIDE": gate.BESIDE}
+        build(gate._gated_linear, types, {**constants, "ROWS": shape.rows, "COLUMNS": shape.columns}, shape.warps)
     attend()
     narrow()
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from scdd.core import UserError
-from scdd.ops.swiglu import swiglu_linear
+from scdd.ops.swiglu import gated_linear, gates_at_once, swiglu_linear
 from scdd.ops.swiglu.reference import gated_product
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -99,3 +99,85 @@ def test_the_reference_by_hand() -> None:
     torch.testing.assert_close(swiglu_linear(x, weight, bias), expected)
     with pytest.raises(UserError, match="impl"):
         swiglu_linear(x, weight, bias, impl="cuda")
+
+
+@pytest.fixture
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several tiles for few numbers, in the interpreter."""
+    if DEVICE == "cuda" or find_spec("triton") is None:
+        return
+    from scdd.ops.swiglu import triton_gate
+
+    monkeypatch.setattr(triton_gate, "MANY", triton_gate.Shape(32, 32, 1, 1))
+    monkeypatch.setattr(triton_gate, "FEW", triton_gate.Shape(16, 16, 1, 1))
+    monkeypatch.setattr(triton_gate, "ENOUGH", 64)
+    monkeypatch.setattr(triton_gate, "DEPTH", 16)
+    monkeypatch.setattr(triton_gate, "BESIDE", 2)
+
+
+def gate_inputs(rows: int, channels: int, width: int, bias: bool, dtype: torch.dtype) -> list[Tensor | None]:
+    generator = torch.Generator().manual_seed(rows)
+    x, weight = torch.randn(rows, channels, generator=generator), torch.randn(2 * width, channels, generator=generator)
+    b = torch.randn(2 * width, generator=generator) if bias else None
+    return [None if t is None else t.to(DEVICE, dtype) for t in (x, weight * channels**-0.5, b)]
+
+
+@TRITON
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("rows", [1, 17, 63, 64, 100, 200])
+def test_the_gate_behind_its_product_is_the_reference(rows: int, bias: bool) -> None:
+    channels, width = (576, 1536) if DEVICE == "cuda" else (48, 96)
+    half = torch.bfloat16 if DEVICE == "cuda" else torch.float16  # the interpreter multiplies no bfloat16
+    for dtype, near in ((torch.float32, 1e-5), (half, 1e-2)):
+        if DEVICE == "cuda" and dtype == torch.float32:
+            continue  # it is there for 16 bits
+        x, weight, b = gate_inputs(rows, channels, width, bias, dtype)
+        assert x is not None
+        assert weight is not None
+        found = gated_linear(x.view(1, rows, -1), weight, b, impl="triton")
+        wide = [None if t is None else t.double() for t in (x, weight, b)]
+        exact = gated_linear(wide[0], wide[1], wide[2], impl="reference")  # type: ignore[arg-type]
+        assert found.shape == (1, rows, width)
+        assert found.dtype == dtype
+        assert (found[0].double() - exact).norm() < near * exact.norm()
+
+
+@TRITON
+@pytest.mark.usefixtures("small_tiles")
+def test_a_position_does_not_depend_on_its_company_behind_the_gate() -> None:
+    """Few positions and many take other tiles: the same bits on a GPU. The interpreter leaves a tile's sums to a library."""
+    near = 0.0 if DEVICE == "cuda" else 2e-3
+    channels, width = (576, 1536) if DEVICE == "cuda" else (48, 96)
+    half = torch.bfloat16 if DEVICE == "cuda" else torch.float16
+    x, weight, _ = gate_inputs(3000 if DEVICE == "cuda" else 130, channels, width, False, half)
+    assert x is not None
+    assert weight is not None
+    whole = gated_linear(x, weight, impl="triton")
+    for first, last in ((0, 1), (5, 40), (100, 130)):
+        part = gated_linear(x[first:last], weight, impl="triton")
+        torch.testing.assert_close(part, whole[first:last], rtol=near, atol=near)
+    assert gated_linear(x[:0], weight, impl="triton").shape == (0, width)
+
+
+def test_who_gates_at_once() -> None:
+    """Not a CPU, nor who wants gradients; on a GPU 16 bits and whole blocks."""
+    x = torch.zeros(4, 576, dtype=torch.bfloat16)
+    assert not gates_at_once(x, torch.zeros(3072, 576, dtype=torch.bfloat16))
+    x, weight = x.to(DEVICE), torch.zeros(3072, 576, dtype=torch.bfloat16, device=DEVICE)
+    assert not gates_at_once(x, weight)
+    with torch.no_grad():
+        assert gates_at_once(x, weight) == (DEVICE == "cuda" and find_spec("triton") is not None)
+        assert not gates_at_once(x, weight.float())
+        assert not gates_at_once(x[:, :570], weight[:, :570])
+
+
+@pytest.mark.gpu
+def test_the_same_bits_as_of_a_product_by_the_library() -> None:
+    """Not promised, but what makes one model of both ways: if it fails, a seed's texts differ between them."""
+    x, weight, _ = gate_inputs(8448, 576, 1536, False, torch.bfloat16)
+    assert x is not None
+    assert weight is not None
+    with torch.no_grad():
+        apart = gated_linear(x, weight, impl="reference")
+        assert torch.allclose(gated_linear(x, weight), apart, rtol=2**-7, atol=2**-7)

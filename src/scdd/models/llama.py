@@ -34,7 +34,7 @@ from scdd.models.network import FEW, Network
 from scdd.models.options import LlamaConfig
 from scdd.ops.norm import add_rms_norm
 from scdd.ops.norm.reference import rms_norm
-from scdd.ops.swiglu import swiglu_linear
+from scdd.ops.swiglu import gated_linear, gates_at_once, swiglu_linear
 from scdd.ops.swiglu.reference import gated_product
 
 DEVIATION = 0.02  # of the weights at the start
@@ -123,10 +123,18 @@ class Block(nn.Module):
         """
         x, normal = self.norm1(x, delta)
         x, normal = self.norm2(x, self.out(self._attention(normal, rotary, causal, mask, cache, lean)))
-        inner = self.mlp_in(normal)
-        if type(self.mlp_out) is Linear:
-            return x, swiglu_linear(inner, self.mlp_out.weight, self.mlp_out.bias, self.keeps_product, self.mlp_impl)
-        return x, self.mlp_out(gated_product(inner))  # more than its weight (LoRA), or products of its own
+        return x, self._mlp(normal)
+
+    def _mlp(self, normal: Tensor) -> Tensor:
+        first, second = self.mlp_in, self.mlp_out
+        at_once = type(first) is Linear and gates_at_once(normal, first.weight)
+        if type(second) is Linear and not at_once:
+            inner = first(normal)
+            return swiglu_linear(inner, second.weight, second.bias, self.keeps_product, self.mlp_impl)
+        # `second` may be more than its weight (LoRA), or have products of its own
+        product = gated_linear(normal, first.weight, first.bias) if at_once else gated_product(first(normal))
+        made: Tensor = second(product)
+        return made
 
     def _attention(
         self,

@@ -1,11 +1,11 @@
-"""The second half of a gated MLP: silu(gate) · up, and the matrix that follows."""
+"""A gated MLP: silu(gate) · up with the matrix that follows, or, where nobody wants gradients, with the one before."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from scdd.ops.common import choose
+from scdd.ops.common import HAS_TRITON, choose
 from scdd.ops.swiglu import reference
 
 
@@ -23,3 +23,24 @@ def swiglu_linear(
 
         return fused(x, weight, bias, keep)
     return reference.swiglu_linear(x, weight, bias, keep)
+
+
+def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, impl: str = "auto") -> Tensor:
+    """silu(gate) · up with gate ‖ up = W x + b, W [2M, D]: [..., M] for x [..., D], in x's dtype. Not differentiated on a GPU."""
+    if choose(impl, x) == "triton":
+        from scdd.ops.swiglu.triton_gate import gated_linear as fused
+
+        return fused(x, weight, bias)
+    return reference.gated_linear(x, weight, bias)
+
+
+def gates_at_once(x: Tensor, weight: Tensor) -> bool:
+    """Whether `gated_linear` has a kernel for it: on a GPU, in 16 bits, for matrices in whole blocks, with nobody who wants
+    gradients, or compiles."""
+    free = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    half = x.dtype in (torch.bfloat16, torch.float16) and weight.dtype == x.dtype
+    if not (free and half and x.is_cuda and HAS_TRITON):
+        return False
+    from scdd.ops.swiglu.triton_gate import fits
+
+    return fits(x.shape[-1], weight.shape[0] // 2)

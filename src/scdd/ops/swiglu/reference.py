@@ -14,6 +14,11 @@ def swiglu_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, keep: b
     return F.linear(gated_product(x), weight, bias)
 
 
+def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """See `ops.swiglu.gated_linear`."""
+    return gated_product(F.linear(x, weight, bias))
+
+
 def gated_product(x: Tensor) -> Tensor:
     """silu(gate) · up with gate ‖ up = x [..., 2M]: the same bits with 1, 2, 4 or 8 threads."""
     gate, up = x.chunk(2, dim=-1)
