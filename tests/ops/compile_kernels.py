@@ -47,14 +47,19 @@ def main() -> None:
     numbers = dict.fromkeys(("top_p", "top_k", "least", "scale"), "fp32")
     stats = {"input_bias_": "*fp32", "log_total": "*fp32", "log_p_z": "*fp32", "mask_id": "i32"}
     draws = {"input_bias_": "*fp32", "uniforms": "*fp64", "moves": "*i1", "tokens": "*i64", "log_p": "*fp32"}
+    draws |= {"other_": "*i64", "other_log_p_": "*fp32"}
     common = {"z_ids": "*i64", "stride": "i32", **numbers}
     for (dtype, bits), top_p, top_k in itertools.product((("*bf16", 16), ("*fp32", 32)), (False, True), (False, True)):
         constants = {"COLUMNS": 50304, "KEY_BITS": bits, "HAS_INPUT_BIAS": bits == 32, "TOP_P": top_p, "TOP_K": top_k}
         constants["SCALES"] = top_p != top_k  # each row its own temperature
-        common["scale"] = "*fp32" if constants["SCALES"] else "fp32"
+        common["scale"] = "*fp64" if constants["SCALES"] else "fp32"
         constants["GUESS"] = not top_k
         build(head._row_stats, {"logits": dtype, **common, **stats}, {**constants, "BLOCK": head.BLOCK}, head.WARPS)
-        constants |= {"BLOCK": redraw.BLOCK, "BLOCKS": triton.next_power_of_2(triton.cdiv(50304, redraw.BLOCK))}
+        constants |= {
+            "OTHERWISE": top_p,
+            "BLOCK": redraw.BLOCK,
+            "BLOCKS": triton.next_power_of_2(triton.cdiv(50304, redraw.BLOCK)),
+        }
         build(redraw._row_draw, {"logits": dtype, **common, **draws}, constants, redraw.WARPS)
     numbers = dict.fromkeys(("keep", "step", "spread", "beta1_rest", "beta2", "beta2_rest", "epsilon", "pull"), "fp32")
     tables = {"table": "*i64", "sizes": "*i64", "owners": "*i32", "numbers": "*i32", "scale_": "*fp32"}
@@ -81,13 +86,16 @@ def main() -> None:
         "other_": "*i64",
         "keys": "*i64",
         "calls": "*i64",
+        "after_": "*i64",
         "columns": "i32",
         "mask_id": "i32",
         "K": "i32",
     }
     more = {"updatable_": "*i1", "drawn_": "*i1", "log_p_": "*fp32"}
     build(outcome._outcomes, {**parts, **strides, **ids, **more}, {"BLOCK": outcome.BLOCK}, outcome.WARPS)
-    ids = {"z_": "*i64", "p_": "*fp32", "levels": "*fp64", "parts": "*fp64"}
+    ids = {"z_": "*i64", "log_p_": "*fp32", "parts": "*fp64"}
+    for name in (f"{level}_{time}" for level in ("gamma", "rho", "hidden", "noise") for time in "st"):
+        ids |= {f"{name}_": "*fp64", f"{name}_r": "i32"}
     ids |= dict.fromkeys(("size", "columns", "mask_id", "K"), "i32")
     for mixing in (False, True):
         build(transition._transition, ids, {"MIXING": mixing, "BLOCK": transition.BLOCK}, transition.WARPS)

@@ -31,13 +31,16 @@ def test_outcomes_are_the_definitions(mask_id: int, monkeypatch: pytest.MonkeyPa
     move = Transition(keep, model, uniform, mask[:, :1])  # one may be a column
     updatable = torch.rand((5, 21), generator=generator) < 0.8
     rng = CounterRNG([1, 2, 2**63 + 7, -4, 0], [9, 1, 2**40, 3, 0])
-    rng = CounterRNG.resumed(rng.keys, torch.tensor([0, 3, 1, 7, 2**33]))
+    before = torch.tensor([0, 3, 1, 7, 2**33])
+    rng = CounterRNG.resumed(rng.keys, before)
     state: Any = SimpleNamespace(tokens=z)
     ctx = SimpleNamespace(state=state, rng=rng, updatable=updatable, vocab=vocab, process=SCDD(vocab, Peaked(p_u=0.2)))
     wanted = outcomes(move, cast(Context, ctx))
+    on = [part.to(CUDA) for part in (*move, z, updatable, rng.keys, before)]
+    *found, calls = fused.outcomes(Transition(*on[:4]), on[4], on[5], vocab, on[6], on[7])
     assert isinstance(rng.calls, torch.Tensor)
-    on = [part.to(CUDA) for part in (*move, z, updatable, rng.keys, rng.calls)]
-    found = fused.outcomes(Transition(*on[:4]), on[4], on[5], vocab, on[6], on[7])
+    assert torch.equal(calls.cpu(), rng.calls)
+    assert torch.equal(on[7].cpu(), before)
     drawn, _, other, _ = wanted
     assert 0 < int(drawn.sum()) < drawn.numel()
     assert len(set(other.reshape(-1).tolist())) > 6

@@ -12,7 +12,7 @@ from scipy import stats
 from scdd.core import Head, UserError, Vocab
 from scdd.core.types import padded
 from scdd.ops.common import Filters, invert
-from scdd.ops.head import head_stats, redraw
+from scdd.ops.head import Draw, head_stats, redraw, redrawn
 from scdd.ops.head.reference import filtered
 from scdd.ops.head.reference import logits as dense_logits
 from tests.ops.cases import CUDA, IMPLS, case, problems
@@ -86,6 +86,25 @@ def test_draws_are_the_references(filters: Filters, impl: str, device: str) -> N
             assert torch.equal(found.tokens.cpu(), truth.tokens)
             assert torch.allclose(found.log_p.cpu()[moves], truth.log_p[moves], atol=2e-5)
             assert (found.tokens.cpu()[~moves] == -1).all()
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="no Triton here")
+def test_positions_that_stay_hold_what_they_are_told() -> None:
+    """The draw is the same; beside it, what is put there, or −1 and −∞, in tensors that begin as anything."""
+    hidden, head, z_t = placed(case(60, 9, 8), CUDA)
+    u = torch.rand(8, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).to(CUDA)
+    moves = (torch.arange(8) % 3 != 0).to(CUDA)
+    logits = head_stats(hidden, head, z_t, impl="triton").logits
+    assert logits is not None
+    drawn = redraw(hidden, head, moves, u, Filters(), z_t, logits, impl="triton")
+    assert (drawn.tokens[~moves] == -1).all()
+    assert (drawn.log_p[~moves] == -torch.inf).all()
+    log_p = torch.tensor([-1.0, torch.nan, -torch.inf, 0.0] * 2, device=CUDA)
+    otherwise = Draw(torch.arange(2**40, 2**40 + 16, device=CUDA)[::2], log_p)
+    found = redrawn(logits, head, moves, u, Filters(), z_t, otherwise)
+    assert torch.equal(found.tokens, torch.where(moves, drawn.tokens, otherwise.tokens))
+    wanted = torch.where(moves, drawn.log_p, log_p)
+    assert torch.equal(found.log_p.nan_to_num(9.0), wanted.nan_to_num(9.0))
 
 
 @pytest.mark.parametrize(("impl", "device"), IMPLS)

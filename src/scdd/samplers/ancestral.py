@@ -22,7 +22,7 @@ class Ancestral(AncestralOptions, Sampler):
 
     def step(self, z_t: Tensor, ctx: Context) -> Transition:
         """Straight from the process, which asks only for x_θ(z_t)."""
-        p_z = ctx.prediction.log_p_z.exp()
+        log_p_z = ctx.prediction.log_p_z
         if z_t.is_cuda and HAS_TRITON and ctx.process.noise is None and isinstance(ctx.step.phase, Tensor):
             from scdd.processes.gidd import GIDD
             from scdd.processes.mdlm import MDLM
@@ -32,5 +32,5 @@ class Ancestral(AncestralOptions, Sampler):
                 from scdd.ops.transition.triton import transition
 
                 mixing = isinstance(ctx.process, GIDD)
-                return transition(z_t, p_z, ctx.step.at_s, ctx.step.at_t, ctx.vocab, mixing)
-        return ctx.process.transition(z_t, p_z, ctx.step.at_s, ctx.step.at_t)
+                return transition(z_t, log_p_z, ctx.step.at_s, ctx.step.at_t, ctx.vocab, mixing)
+        return ctx.process.transition(z_t, log_p_z.exp(), ctx.step.at_s, ctx.step.at_t)

@@ -250,8 +250,7 @@ def apply_transition(move: Transition, ctx: Context) -> Tokens:
     keep is impossible it falls on the model. An outcome of probability 0 therefore never happens.
     """
     drawn, which, other, other_log_p = outcomes(move, ctx)
-    tokens, log_p = ctx.prediction.draw(drawn, which, ctx.plan.draw_filters)
-    return Tokens(torch.where(drawn, tokens, other), torch.where(drawn, log_p, other_log_p))
+    return Tokens(*ctx.prediction.draw_over(drawn, which, ctx.plan.draw_filters, (other, other_log_p)))
 
 
 def outcomes(move: Transition, ctx: Context) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -260,8 +259,8 @@ def outcomes(move: Transition, ctx: Context) -> tuple[Tensor, Tensor, Tensor, Te
     if z_t.is_cuda and HAS_TRITON and isinstance(calls, Tensor) and ctx.process.noise is None:
         from scdd.ops.outcome.triton import outcomes as fused
 
-        ctx.rng.calls = calls + 1
-        return fused(move, z_t, ctx.updatable, ctx.vocab, ctx.rng.keys, ctx.rng.calls)
+        *found, ctx.rng.calls = fused(move, z_t, ctx.updatable, ctx.vocab, ctx.rng.keys, calls)
+        return found[0], found[1], found[2], found[3]
     # one call for all three numbers of a position
     which, which_token, which_noise = uniforms((*z_t.shape, 3), ctx.rng).unbind(-1)
     noise = ctx.process.noise_token(which_noise)

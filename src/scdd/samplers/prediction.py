@@ -20,7 +20,7 @@ from torch import Tensor
 
 from scdd.core.denoiser import Denoiser
 from scdd.ops.common import NO_FILTERS, Filters
-from scdd.ops.head import HeadStats, Top, all_logits, head_stats, redraw, top
+from scdd.ops.head import Draw, HeadStats, Top, all_logits, head_stats, redraw, redrawn, top
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class Prediction:
     ) -> None:
         """Evaluates the network, for the rows of `groups` (those that have finished may be left out).
 
-        t and the filters' temperature are numbers, or columns [B, 1]: each row's own. `before` is an evaluation of the same rows with the
+        t and the filters' temperature are numbers, or columns [B, 1]: each row's own; the temperature may be [B, L] as well. `before` is an evaluation of the same rows with the
         same filters: groups whose tokens are still the same are not evaluated again, if the network looks at nothing else.
         `packing` joins groups of one row each before they are evaluated.
         """
@@ -216,6 +216,18 @@ class Prediction:
             )
         return self._spread([d.tokens for d in drawn], -1), self._spread([d.log_p for d in drawn], -torch.inf)
 
+    def draw_over(
+        self, moves: Tensor, u: Tensor, filters: Filters | None, otherwise: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """`draw`, and `otherwise` at the positions that stay: on a GPU in the same launch, where the rows are one group."""
+        if self._z.is_cuda and self._in_one and (logits := self._stats[0].logits) is not None:
+            which, z, *rest = (x.reshape(-1) for x in (u, self._tokens[0], *otherwise))
+            if not (chosen := filters or self._filters[0]).other_nucleus:
+                drawn = redrawn(logits, self._head, moves.reshape(-1), which, chosen, z, Draw(*rest))
+                return drawn.tokens.reshape(moves.shape), drawn.log_p.reshape(moves.shape)
+        new, log_p = self.draw(moves, u, filters)
+        return torch.where(moves, new, otherwise[0]), torch.where(moves, log_p, otherwise[1])
+
     def top(self, k: int = 1) -> Top:
         """The k likeliest tokens everywhere ([B, L, k]), unfiltered, with log x_θ(z_t) beside them."""
         best = [
@@ -252,10 +264,15 @@ class Prediction:
             for hidden, tokens, filters, same in zip(self._hidden, self._tokens, self._filters, self._same, strict=True)
         ]
 
+    @property
+    def _in_one(self) -> bool:
+        """Whether all rows are one group, and nothing fills it up."""
+        return len(self._groups) == 1 and not self._groups[0].fill and self._tokens[0].shape == self._z.shape
+
     def _spread(self, values: Sequence[Tensor], fill: float) -> Tensor:
         """Per-group results [n·l, ...] put back into [B, L, ...]."""
         whole = self._z.shape
-        if len(values) == 1 and not self._groups[0].fill and self._tokens[0].shape == whole:
+        if self._in_one:
             return values[0].reshape(*whole, *values[0].shape[1:])
         tail = values[0].shape[1:] if values else ()
         dtype = values[0].dtype if values else torch.float32

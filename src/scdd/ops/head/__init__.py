@@ -107,6 +107,15 @@ def redraw(
     return Draw(tokens, log_p)
 
 
+def redrawn(
+    logits: Tensor, head: Head, moves: Tensor, u: Tensor, filters: Filters, z_t: Tensor, otherwise: Draw
+) -> Draw:
+    """`redraw` from the logits that `head_stats` left on a GPU, with what is `otherwise` at the positions that stay: in the same launch."""
+    from scdd.ops.head.triton_draw import row_draw
+
+    return Draw(*row_draw(logits, head, u, z_t, filters, moves, otherwise))
+
+
 class Top(NamedTuple):
     """The k likeliest tokens of x_θ, best first, unfiltered; and x_θ of the token that stands there."""
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from scdd.core import Head
 from scdd.ops.common import Filters
 from scdd.ops.head.triton_passes import SHARE, best_and_total, weight_from, weights_above, weights_around
-from scdd.ops.triton_rows import LN2
+from scdd.ops.triton_rows import LN2, LOG2E
 
 BLOCK = 2048
 WARPS = 4
@@ -26,13 +26,13 @@ NEAR = tl.constexpr(0.03)  # the least step around a guess, in log2 of the weigh
 
 def filter_arguments(head: Head, filters: Filters, logits: Tensor) -> dict[str, object]:
     """The filters as kernel arguments. Bfloat16 logits are told apart by 16 bits, which halves the search."""
-    scale = math.log2(math.e) / filters.temperature
+    heat = filters.temperature
     return {
         "top_p": filters.top_p,
         "top_k": float(min(filters.top_k or 0, head.vocab.K)),
         "least": math.log2((1.0 - filters.top_p) / head.vocab.K) if filters.top_p < 1.0 else 0.0,
-        "scale": scale.to(torch.float32) if isinstance(scale, Tensor) else scale,
-        "SCALES": isinstance(scale, Tensor),
+        "scale": heat.contiguous() if isinstance(heat, Tensor) else math.log2(math.e) / heat,
+        "SCALES": isinstance(heat, Tensor),
         "COLUMNS": logits.shape[1],
         "KEY_BITS": 16 if logits.dtype == torch.bfloat16 and head.input_bias is None else 32,
         "HAS_INPUT_BIAS": head.input_bias is not None,
@@ -58,6 +58,16 @@ def row_stats(logits: Tensor, head: Head, z_t: Tensor, filters: Filters, log_tot
         BLOCK=min(BLOCK, triton.next_power_of_2(logits.shape[1])),
         num_warps=WARPS,
     )
+
+
+@triton.jit
+def factor_of(scale, row, SCALES: tl.constexpr):
+    """log2(e) over a row's temperature: `scale` is that, or where SCALES the temperatures, float64."""
+    if SCALES:
+        factor = ((1.0 / tl.load(scale + row)) * LOG2E).to(tl.float32)
+    else:
+        factor = scale
+    return factor
 
 
 @triton.jit
@@ -242,10 +252,7 @@ def _row_stats(
         tl.store(log_p_z + row, -float("inf"))
     else:
         base = logits + row.to(tl.int64) * stride
-        if SCALES:
-            factor = tl.load(scale + row)
-        else:
-            factor = scale
+        factor = factor_of(scale, row, SCALES)
         input_bias = 0.0
         if HAS_INPUT_BIAS:
             input_bias = tl.load(input_bias_).to(tl.float32)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from scdd.core import Head
 from scdd.ops.common import Filters
-from scdd.ops.head.triton import filter_arguments, threshold_and_total
+from scdd.ops.head.triton import factor_of, filter_arguments, threshold_and_total
 from scdd.ops.triton_rows import LN2, load_scores
 
 BLOCK = 4096
@@ -17,11 +17,12 @@ WARPS = 8
 
 
 def row_draw(
-    logits: Tensor, head: Head, u: Tensor, z_t: Tensor | None, filters: Filters, moves: Tensor
-) -> tuple[Tensor, Tensor]:
-    """(Tokens, log x_θ) where moves [n], −1 and −∞ elsewhere; the cumulative mass is summed and inverted in float64."""
-    tokens = torch.full(moves.shape, -1, dtype=torch.int64, device=logits.device)
-    log_p = torch.full(moves.shape, -torch.inf, dtype=torch.float32, device=logits.device)
+    logits: Tensor, head: Head, u: Tensor, z_t: Tensor | None, filters: Filters, moves: Tensor,
+    otherwise: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """(Tokens, log x_θ) where moves [n], elsewhere `otherwise`, or −1 and −∞; the cumulative mass is summed and inverted in float64."""
+    tokens = torch.empty(moves.shape, dtype=torch.int64, device=logits.device)
+    log_p = torch.empty(moves.shape, dtype=torch.float32, device=logits.device)
     if logits.shape[0] == 0:
         return tokens, log_p
     if head.input_bias is not None and z_t is None:
@@ -34,9 +35,11 @@ def row_draw(
         log_p if head.input_bias is None else head.input_bias,
         u,
         moves,
+        *((tokens, log_p) if otherwise is None else (each.contiguous() for each in otherwise)),
         tokens,
         log_p,
         **filter_arguments(head, filters, logits),
+        OTHERWISE=otherwise is not None,
         BLOCKS=triton.next_power_of_2(triton.cdiv(logits.shape[1], block)),
         BLOCK=block,
         num_warps=WARPS,
@@ -53,17 +56,21 @@ def kept_mass(score, best, scale, threshold):
 
 @triton.jit
 def _row_draw(
-    logits, stride, z_ids, input_bias_, uniforms, moves, tokens, log_p, top_p, top_k, least, scale,
-    SCALES: tl.constexpr, COLUMNS: tl.constexpr, KEY_BITS: tl.constexpr, HAS_INPUT_BIAS: tl.constexpr, TOP_P: tl.constexpr,
-    TOP_K: tl.constexpr, GUESS: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
+    logits, stride, z_ids, input_bias_, uniforms, moves, other_, other_log_p_, tokens, log_p, top_p, top_k, least, scale,
+    OTHERWISE: tl.constexpr, SCALES: tl.constexpr, COLUMNS: tl.constexpr, KEY_BITS: tl.constexpr,
+    HAS_INPUT_BIAS: tl.constexpr, TOP_P: tl.constexpr, TOP_K: tl.constexpr, GUESS: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
-    if tl.load(moves + row).to(tl.int32) != 0:
-        base = logits + row.to(tl.int64) * stride
-        if SCALES:
-            factor = tl.load(scale + row)
+    if tl.load(moves + row).to(tl.int32) == 0:
+        if OTHERWISE:
+            tl.store(tokens + row, tl.load(other_ + row))
+            tl.store(log_p + row, tl.load(other_log_p_ + row))
         else:
-            factor = scale
+            tl.store(tokens + row, -1)
+            tl.store(log_p + row, -float("inf"))
+    else:
+        base = logits + row.to(tl.int64) * stride
+        factor = factor_of(scale, row, SCALES)
         input_bias = 0.0
         z = 0
         if HAS_INPUT_BIAS:

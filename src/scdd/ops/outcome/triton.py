@@ -15,8 +15,8 @@ WARPS = 4
 
 def outcomes(
     move: Transition, z_t: Tensor, updatable: Tensor, vocab: Vocab, keys: Tensor, calls: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`samplers.base.outcomes` for z_t [B, L], uniform noise, and rows whose `calls`-th random numbers these are."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """`samplers.base.outcomes` for z_t [B, L], uniform noise, and rows that have drawn random numbers `calls` times; and how often by now."""
     rows, columns = z_t.shape
     parts = [part.expand(rows, columns) for part in move]
     strides = [stride for part in parts for stride in part.stride()]
@@ -24,12 +24,13 @@ def outcomes(
     which = torch.empty((rows, columns), dtype=torch.float64, device=z_t.device)
     other = torch.empty((rows, columns), dtype=torch.int64, device=z_t.device)
     log_p = torch.empty((rows, columns), dtype=torch.float32, device=z_t.device)
+    after = torch.empty_like(calls) if rows * columns else calls + 1
     if rows * columns:
         _outcomes[(rows, triton.cdiv(columns, BLOCK))](
             z_t.contiguous(), updatable.contiguous(), keys, calls, *parts, *strides,
-            drawn, which, other, log_p, columns, vocab.mask_id, vocab.K, BLOCK=BLOCK, num_warps=WARPS,
+            drawn, which, other, log_p, after, columns, vocab.mask_id, vocab.K, BLOCK=BLOCK, num_warps=WARPS,
         )  # fmt: skip
-    return drawn, which, other, log_p
+    return drawn, which, other, log_p, after
 
 
 @triton.jit
@@ -51,14 +52,15 @@ def _uniform(call, place):
 def _outcomes(
     z_, updatable_, keys, calls, keep_, model_, uniform_, mask_,
     keep_r, keep_c, model_r, model_c, uniform_r, uniform_c, mask_r, mask_c,
-    drawn_, which_, other_, log_p_, columns, mask_id, K, BLOCK: tl.constexpr,
+    drawn_, which_, other_, log_p_, after_, columns, mask_id, K, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     j = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = j < columns
     at = row.to(tl.int64) * columns + j
     key = tl.load(keys + row).to(tl.uint64, bitcast=True)
-    call = _hash(key + tl.load(calls + row).to(tl.uint64, bitcast=True) * 0x9E3779B97F4A7C15)
+    number = tl.load(calls + row) + 1
+    call = _hash(key + number.to(tl.uint64, bitcast=True) * 0x9E3779B97F4A7C15)
     first = _uniform(call, 3 * j)
     noise = (_uniform(call, 3 * j + 2) * K).to(tl.int64)
     noise = tl.minimum(noise, K - 1)
@@ -77,3 +79,5 @@ def _outcomes(
     tl.store(which_ + at, _uniform(call, 3 * j + 1), mask=inside)
     tl.store(other_ + at, tl.where(masked, mask_id, tl.where(noised, noise, z)), mask=inside)
     tl.store(log_p_ + at, tl.where(masked, -float("inf"), float("nan")), mask=inside)
+    if tl.program_id(1) == 0:
+        tl.store(after_ + row, number)

@@ -8,23 +8,24 @@ import triton.language as tl
 from torch import Tensor
 
 from scdd.core import Levels, Transition, Vocab
+from scdd.ops.triton_rows import exp_
 
 BLOCK = 256
 WARPS = 4
 
 
-def transition(z_t: Tensor, p_z: Tensor, s: Levels, t: Levels, vocab: Vocab, mixing: bool) -> Transition:
-    """`Process.transition` of z_t [B, L] with p_z [B, L] = x_θ(z_t), levels s and t as columns [B, 1].
+def transition(z_t: Tensor, log_p_z: Tensor, s: Levels, t: Levels, vocab: Vocab, mixing: bool) -> Transition:
+    """`Process.transition` of z_t [B, L] with log_p_z [B, L] = log x_θ(z_t), float32; levels s and t as columns [B, 1].
 
     `mixing`: masks may turn back into tokens on the way (GIDD); else they stay (SCDD, and MDLM, which is SCDD at ρ ≡ 1).
     """
     rows, columns = z_t.shape
-    levels = torch.cat([field.expand(rows, 1) for field in (*s[:4], *t[:4])], dim=1)
+    levels = [field.expand(rows, 1) for field in (*s[:4], *t[:4])]  # where they lie: columns of a table, mostly
     parts = torch.empty((4, rows, columns), dtype=torch.float64, device=z_t.device)
     if rows * columns:
         _transition[(rows, triton.cdiv(columns, BLOCK))](
-            z_t.contiguous(), p_z.contiguous(), levels, parts, rows * columns, columns, vocab.mask_id, vocab.K,
-            MIXING=mixing, BLOCK=BLOCK, num_warps=WARPS,
+            z_t.contiguous(), log_p_z.contiguous(), *levels, *(field.stride(0) for field in levels), parts,
+            rows * columns, columns, vocab.mask_id, vocab.K, MIXING=mixing, BLOCK=BLOCK, num_warps=WARPS,
         )  # fmt: skip
     return Transition(*parts.unbind())
 
@@ -46,20 +47,23 @@ def _likelihood(masked, p, gamma, rho, one_minus_gamma, one_minus_rho, K):
 
 @triton.jit
 def _transition(
-    z_, p_, levels, parts, size, columns, mask_id, K, MIXING: tl.constexpr, BLOCK: tl.constexpr
+    z_, log_p_, gamma_s_, rho_s_, hidden_s_, noise_s_, gamma_t_, rho_t_, hidden_t_, noise_t_,
+    gamma_s_r, rho_s_r, hidden_s_r, noise_s_r, gamma_t_r, rho_t_r, hidden_t_r, noise_t_r,
+    parts, size, columns, mask_id, K, MIXING: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     j = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = j < columns
     at = row.to(tl.int64) * columns + j
-    s, t = levels + row * 8, levels + row * 8 + 4
-    gamma_s, rho_s, hidden_s, noise_s = tl.load(s), tl.load(s + 1), tl.load(s + 2), tl.load(s + 3)
-    gamma_t, rho_t, hidden_t, noise_t = tl.load(t), tl.load(t + 1), tl.load(t + 2), tl.load(t + 3)
+    gamma_s, rho_s = tl.load(gamma_s_ + row * gamma_s_r), tl.load(rho_s_ + row * rho_s_r)
+    hidden_s, noise_s = tl.load(hidden_s_ + row * hidden_s_r), tl.load(noise_s_ + row * noise_s_r)
+    gamma_t, rho_t = tl.load(gamma_t_ + row * gamma_t_r), tl.load(rho_t_ + row * rho_t_r)
+    hidden_t, noise_t = tl.load(hidden_t_ + row * hidden_t_r), tl.load(noise_t_ + row * noise_t_r)
     many = gamma_s * 0.0 + K
     seen, hidden = _survival(gamma_s, hidden_s, gamma_t, hidden_t)
     kept, noised = _survival(rho_s, noise_s, rho_t, noise_t)
     masked = tl.load(z_ + at, mask=inside, other=0) == mask_id
-    p = tl.load(p_ + at, mask=inside, other=0.0).to(tl.float64)
+    p = exp_(tl.load(log_p_ + at, mask=inside, other=0.0)).to(tl.float64)
     zero = p * 0.0
     # the kernel's row: q(z_t | z_s = v) as keep, other, from_mask
     if MIXING:
