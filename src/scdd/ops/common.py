@@ -132,11 +132,9 @@ def compute_weights(hidden: Tensor, head: Head) -> tuple[Tensor | Matrix, Tensor
     The bias is −∞ at the mask and on the padding: the product itself leaves them no probability and no gradient, and
     nobody after it has to know which columns they are.
     """
-    rows = head.weight.shape[0]
-    given = hidden.new_zeros(rows) if head.bias is None else head.bias.detach().to(hidden.dtype)
-    column = torch.arange(rows, device=hidden.device)
-    forbidden = (column == head.vocab.mask_id) | (column >= head.vocab.size)
-    bias = given.masked_fill(forbidden, -torch.inf)
+    from scdd.ops.barred import barred
+
+    bias = barred(head, hidden.dtype)
     if head.scale is not None:
         from scdd.ops.int8 import Matrix
 

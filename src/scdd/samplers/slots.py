@@ -102,10 +102,10 @@ class SlotTensors:
 
     def run(self, phases: Sequence[int]) -> None:
         """One step, in place."""
-        new, moved = advance(self.model, self.plan, self.now, phases)
+        new, moved = advance(self.model, self.plan, self.now, phases, into=self.moved)
         pairs = zip([*stepped(self.now), self.moved], [*stepped(new), moved], strict=True)
         changed = [pair for pair in pairs if pair[0] is not pair[1]]
-        for dtype in {mine.dtype for mine, _ in changed}:  # one launch each
+        for dtype in {mine.dtype for mine, _ in changed}:  # one launch each; none where a kernel has written over all
             mine, others = zip(*(pair for pair in changed if pair[0].dtype == dtype), strict=True)
             torch._foreach_copy_(mine, others)
 

@@ -16,6 +16,12 @@ from torch import Tensor
 from scdd.core import Transition
 from scdd.core.rng import CounterRNG
 from scdd.ops.common import Filters
+from scdd.ops.lookup import lookup
+from scdd.ops.record import Decided, Rows, record
+from scdd.ops.record.reference import CORRECTED as CORRECTED
+from scdd.ops.record.reference import KEPT as KEPT
+from scdd.ops.record.reference import REMASKED as REMASKED
+from scdd.ops.record.reference import UNMASKED as UNMASKED
 from scdd.samplers.base import (
     LAST,
     PASS,
@@ -34,7 +40,6 @@ from scdd.samplers.final import finalised, stopping_rows, towards_the_end
 from scdd.samplers.plan import SamplingPlan, columns
 from scdd.samplers.prediction import Group, Prediction
 
-KEPT, UNMASKED, CORRECTED, REMASKED = 0, 1, 2, 3
 KINDS = ("kept", "unmasked", "corrected", "remasked")
 """What happened to a position, by number: a mask became a token, a token became another token, a token became a mask."""
 
@@ -94,28 +99,37 @@ def begin(rows: TokenRows, sampler: Sampler, device: torch.device | None = None)
 
 
 def advance(
-    model: Model, plan: SamplingPlan, now: Present, phases: Sequence[int], step: Step | None = None
+    model: Model,
+    plan: SamplingPlan,
+    now: Present,
+    phases: Sequence[int],
+    step: Step | None = None,
+    into: Tensor | None = None,
 ) -> tuple[Present, Tensor]:
     """(The rows after a step, [B, L] what moved). Tensors in, tensors out: nothing in here waits for the device.
 
-    `phases` are those that some row is in; `step` is the one of all rows, for samplers that want one.
+    `phases` are those that some row is in; `step` is the one of all rows, for samplers that want one. With `into`, for what moved, the
+    rows' own tensors may be written over: those that come back are the new ones, whichever they are.
     """
     # evaluate
-    step = columns(*(table[now.at] for table in now.tables)) if step is None else step
+    filters = now.filters
+    if step is None:
+        heat = filters.temperature if isinstance(filters.temperature, Tensor) else None
+        reals, numbers, heats = lookup(now.tables, now.at, heat, now.state.tokens.shape[1])
+        step, filters = columns(reals, numbers), filters if heats is None else replace(filters, temperature=heats)
     prediction, rng = None, CounterRNG.resumed(now.keys, now.calls)
     if not plan.sampler.reads_network:
         packing = model.packing if plan.rows_per_forward is None else None
-        prediction = Prediction(model.denoiser, now.groups, now.state.tokens, step.t, now.filters, now.last, packing)
+        prediction = Prediction(model.denoiser, now.groups, now.state.tokens, step.t, filters, now.last, packing)
     state = replace(now.state, memory=dict(now.state.memory))
     context = Context(model, plan, state, step, rng, prediction, now.filters)
     # decide and move
     new = _moves(context, phases[0]) if len(phases) == 1 else _moves_by_phase(context, phases)
     # record
-    state, moved = _record(context, new)
-    assert isinstance(rng.calls, Tensor)
+    after, moved = _record(context, new, now, into)
     on_cpu = now.keys.device.type == "cpu"  # elsewhere the host would wait to compare
     last = prediction if on_cpu and getattr(model.denoiser, "looks_at_tokens_alone", False) else None
-    return replace(now, state=state, calls=rng.calls, at=now.at + now.pace, last=last), moved
+    return replace(after, last=last), moved
 
 
 def result_of(state: State, moved: Tensor) -> StepResult:
@@ -186,24 +200,18 @@ def _beside(rows: Tensor, x: Tensor) -> Tensor:
     return rows.reshape(-1, *[1] * (x.dim() - 1))
 
 
-def _record(context: Context, new: Tokens) -> tuple[State, Tensor]:
-    """(The texts with their new tokens, what moved). Tokens that stay are looked at anew if it is asked for, or free."""
-    state, mask_id = context.state, context.vocab.mask_id
-    tokens = torch.where(state.updatable, new.tokens, state.tokens)
-    was, now, changed = state.tokens != mask_id, tokens != mask_id, tokens != state.tokens
-    moved = torch.where(now, torch.where(was, CORRECTED, UNMASKED), REMASKED) * changed
-    seen = context.evaluated
+_STATE = Rows._fields[:-2]  # what a step changes of it
+
+
+def _record(context: Context, new: Tokens, now: Present, into: Tensor | None) -> tuple[Present, Tensor]:
+    """(The rows with their new tokens, what moved). Tokens that stay are looked at anew if it is asked for, or free."""
+    state, seen, calls = context.state, context.evaluated, context.rng.calls
+    assert isinstance(calls, Tensor)
     standing = None if seen is None else seen.log_p_z if context.plan.record else seen.known_log_p_z
-    done = state.done if new.finished is None else state.done | new.finished
-    after = State(
-        tokens=tokens,
-        lengths=state.lengths,
-        updatable=state.updatable if done is state.done else state.updatable & ~done[:, None],
-        log_p=torch.where(changed, new.log_p, state.log_p if standing is None else standing).to(torch.float32),
-        log_p_when_drawn=torch.where(changed, new.log_p, state.log_p_when_drawn).to(torch.float32),
-        counts=state.counts + (moved[..., None] == torch.arange(1, 4, device=moved.device)).sum(1),
-        nfe=state.nfe + (~state.done).to(torch.int64),
-        done=done,
-        memory=state.memory,
-    )
-    return after, moved.to(torch.int8)
+    rows = Rows._make([*(getattr(state, name) for name in _STATE), now.calls, now.at])
+    decided = Decided(new.tokens, new.log_p, standing, new.finished, calls, now.pace)
+    if state.memory:
+        into = None  # what a sampler keeps may be a part of the state, and must not change before it is copied
+    rows, moved = record(rows, decided, context.vocab.mask_id, into)
+    state = replace(state, **{name: getattr(rows, name) for name in _STATE})
+    return replace(now, state=state, calls=rows.calls, at=rows.at), moved
