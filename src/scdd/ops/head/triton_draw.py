@@ -12,8 +12,8 @@ from scdd.ops.common import Filters
 from scdd.ops.head.triton import factor_of, filter_arguments, threshold_and_total
 from scdd.ops.triton_rows import LN2, load_scores
 
-BLOCK = 4096
-WARPS = 8
+BLOCK, WARPS = 4096, 8
+NARROW = 16_384  # columns up to which half of that is quicker: few rows are drawn, and each waits for its own sums
 
 
 def row_draw(
@@ -27,7 +27,8 @@ def row_draw(
         return tokens, log_p
     if head.input_bias is not None and z_t is None:
         raise ValueError("this head adds a bias at the input token, so it needs z_t")
-    block = min(BLOCK, triton.next_power_of_2(logits.shape[1]))
+    halves = 2 if logits.shape[1] <= NARROW else 1
+    block = min(BLOCK // halves, triton.next_power_of_2(logits.shape[1]))
     _row_draw[(logits.shape[0],)](
         logits,
         logits.stride(0),
@@ -42,7 +43,7 @@ def row_draw(
         OTHERWISE=otherwise is not None,
         BLOCKS=triton.next_power_of_2(triton.cdiv(logits.shape[1], block)),
         BLOCK=block,
-        num_warps=WARPS,
+        num_warps=WARPS // halves,
     )
     return tokens, log_p
 
