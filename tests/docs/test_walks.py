@@ -9,7 +9,7 @@ import pytest
 from tests.docs.pages import ROOT, tool
 
 PAGE = ROOT / "docs" / "walks.md"
-CEILINGS = {"sample": (38, 80), "train": (26, None)}
+CEILINGS = {"sample": (40, 82), "train": (26, None)}
 """Files that run, modules imported."""
 
 

@@ -13,16 +13,15 @@ from triton.compiler import ASTSource
 
 from scdd.ops.attention import triton as attention
 from scdd.ops.barred import triton as barred
+from scdd.ops.bookkeeping import triton as bookkeeping
 from scdd.ops.documents import triton as documents
 from scdd.ops.elbo import triton as elbo
 from scdd.ops.fp8 import triton as fp8
 from scdd.ops.gelu import triton as gelu
 from scdd.ops.head import triton as head
 from scdd.ops.head import triton_draw as redraw
-from scdd.ops.lookup import triton as lookup
 from scdd.ops.norm import triton as norm
 from scdd.ops.outcome import triton as outcome
-from scdd.ops.record import triton as record
 from scdd.ops.rotary import triton as rotary
 from scdd.ops.swiglu import triton as swiglu
 from scdd.ops.swiglu import triton_gate as gate
@@ -82,7 +81,7 @@ def main() -> None:
         constants |= {"PACKED": packed, "CAUSAL": causal, "SKIPS": packed}
         types = {**sides, **sizes, "ids_": "*i64", "scale": "fp32"}
         build(documents._attention, types, constants, own.warps)
-    bookkeeping()
+    around_a_step()
     parts = {f"{name}_": "*fp64" for name in ("keep", "model", "uniform", "mask", "which")}
     strides = {f"{name}_{axis}": "i32" for name in ("keep", "model", "uniform", "mask") for axis in "rc"}
     ids = {
@@ -140,19 +139,19 @@ def main() -> None:
     narrow()
 
 
-def bookkeeping() -> None:
+def around_a_step() -> None:
     ids = dict.fromkeys(("tokens", "counts", "nfe", "calls", "at"), "*i64") | {"updatable": "*i1", "done": "*i1"}
     ids |= {"log_p": "*fp32", "when_drawn": "*fp32"}
     types = {**{f"{name}_": kind for name, kind in ids.items()}, **{f"to_{name}": kind for name, kind in ids.items()}}
     types |= {"new_": "*i64", "standing_": "*fp32", "finished_": "*i1", "new_calls_": "*i64", "pace_": "*i64"}
     types |= {"moved_": "*i8", "columns": "i32", "mask_id": "i32"}
-    for new, ends, block in (("*fp32", False, 16), ("*fp64", True, record.BLOCK)):
-        build(record._record, {**types, "new_log_p_": new}, {"ENDS": ends, "BLOCK": block}, record.WARPS)
+    for new, ends, block in (("*fp32", False, 16), ("*fp64", True, bookkeeping.BLOCK)):
+        build(bookkeeping._record, {**types, "new_log_p_": new}, {"ENDS": ends, "BLOCK": block}, bookkeeping.WARPS)
     types = {"reals_": "*fp64", "numbers_": "*i64", "at_": "*i64", "heat_": "*fp64", "columns": "i32"}
     types |= {"to_reals": "*fp64", "to_numbers": "*i64", "to_heat": "*fp64"}
     for heats in (False, True):
-        constants = {"REALS": 14, "NUMBERS": 3, "WIDTH": 16, "HEATS": heats, "BLOCK": lookup.BLOCK}
-        build(lookup._lookup, types, constants, lookup.WARPS)
+        constants = {"REALS": 14, "NUMBERS": 3, "WIDTH": 16, "HEATS": heats, "BLOCK": bookkeeping.BLOCK}
+        build(bookkeeping._lookup, types, constants, bookkeeping.WARPS)
     sizes = dict.fromkeys(("rows", "mask_id", "size"), "i32")
     for kind, made in itertools.product(("*fp32", "*bf16", "*fp64"), repeat=2):
         for given in (False, True):

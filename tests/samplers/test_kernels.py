@@ -36,7 +36,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("record.triton", "lookup.triton", "barred.triton", "outcome.triton", "transition.triton"):
+    for name in ("bookkeeping.triton", "barred.triton", "outcome.triton", "transition.triton"):
         monkeypatch.setattr(import_module(f"scdd.ops.{name}"), "BLOCK", 8)
 
 
@@ -69,8 +69,7 @@ def test_a_step_is_read_and_recorded_by_kernels(case: str, copies: list[int], mo
         asks = asked(sampler, "greedy", how == "plain", heats=(0.5, 1.0, 1.7), rows_per_forward=4, **HOW[how])
         wanted = together(plain, asks, width=16)
         with monkeypatch.context() as kernels:
-            for op in ("record", "lookup"):
-                kernels.setattr(f"scdd.ops.{op}.choose", lambda impl, where: "triton")
+            kernels.setattr("scdd.ops.bookkeeping.choose", lambda impl, where: "triton")
             assert together(plain, asks, width=16) == wanted
             assert not copies
             for _ in range(2):
@@ -113,7 +112,7 @@ def close(some: list[Told], others: list[Told]) -> bool:
     return True
 
 
-KERNELS = ("record.triton.record", "lookup.triton.lookup", "barred.triton.barred", "outcome.triton.outcomes",
+KERNELS = ("bookkeeping.triton.record", "bookkeeping.triton.lookup", "barred.triton.barred", "outcome.triton.outcomes",
            "transition.triton.transition", "head.redrawn", "head.redraw")  # fmt: skip
 
 
@@ -188,8 +187,6 @@ def test_what_is_not_the_networks_is_a_launch_each(launched: Counter[str], monke
             batch.step()
     [kernels] = seen
     assert kernels["index"] == 1, "the network"
-    own = {
-        name: count for name, count in kernels.items() if name not in ("index", "set_", "copy_")
-    }  # the interpreter's
-    assert own == {"addmm": 1}
+    interpreters = ("index", "set_", "copy_")
+    assert {name: count for name, count in kernels.items() if name not in interpreters} == {"addmm": 1}
     assert launched == Counter(("lookup", "barred", "transition", "outcomes", "redrawn", "record"))

@@ -17,6 +17,7 @@ from scdd.core.rng import CounterRNG
 from scdd.models.dit import DiT
 from scdd.models.heads import QualityHead
 from scdd.models.options import DiTConfig
+from scdd.ops.bookkeeping.reference import REMASKED
 from scdd.ops.common import Filters
 from scdd.processes.autoregressive import Autoregressive
 from scdd.processes.base import Process
@@ -34,7 +35,7 @@ from scdd.samplers.options import Final
 from scdd.samplers.p2 import P2
 from scdd.samplers.prism import Prism
 from scdd.samplers.remdm import Remdm
-from scdd.samplers.step import KINDS, REMASKED, TokenRows
+from scdd.samplers.step import KINDS, TokenRows
 from scdd.samplers.threshold import Threshold
 from scdd.schedules.curves import Polynomial
 from scdd.schedules.decoupled import Decoupled

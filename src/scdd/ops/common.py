@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from scdd.core import Head, UserError
 
@@ -127,19 +128,31 @@ def raw_logits(hidden: Tensor, weight: Tensor | Matrix, bias: Tensor) -> Tensor:
 
 
 def compute_weights(hidden: Tensor, head: Head) -> tuple[Tensor | Matrix, Tensor]:
-    """The head's weight and bias in the dtype of the activations (float32 master weights stay as they are, as do 8 bits).
-
-    The bias is −∞ at the mask and on the padding: the product itself leaves them no probability and no gradient, and
-    nobody after it has to know which columns they are.
-    """
-    from scdd.ops.barred import barred
-
-    bias = barred(head, hidden.dtype)
+    """The head's weight and its barred bias in the dtype of the activations (float32 master weights stay as they are, as do 8 bits)."""
+    bias = barred_bias(head, hidden.dtype)
     if head.scale is not None:
         from scdd.ops.int8 import Matrix
 
         return Matrix(head.weight, head.scale), bias
     return head.weight.detach().to(hidden.dtype), bias
+
+
+def barred_bias(head: Head, dtype: torch.dtype) -> Tensor:
+    """The head's bias [Vp], −∞ at the mask and on the padding; without a gradient, and made anew each time, since it may be trained.
+
+    So the product itself leaves those columns no probability and no gradient, and nobody after it has to know which they are.
+    """
+    weight, bias = head.weight, head.bias
+    # what wraps tensors (a mesh's shards) knows plain PyTorch alone
+    plain = all(type(each) in (Tensor, Parameter) for each in (weight, bias) if each is not None)
+    if plain and weight.is_cuda and HAS_TRITON and not torch.compiler.is_compiling():
+        from scdd.ops.barred.triton import barred
+
+        return barred(head, dtype)
+    rows, device = weight.shape[0], weight.device
+    given = torch.zeros(rows, dtype=dtype, device=device) if bias is None else bias.detach().to(dtype)
+    column = torch.arange(rows, device=device)
+    return given.masked_fill((column == head.vocab.mask_id) | (column >= head.vocab.size), -torch.inf)
 
 
 def invert(log_p: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,13 +15,8 @@ from torch import Tensor
 
 from scdd.core import Transition
 from scdd.core.rng import CounterRNG
+from scdd.ops.bookkeeping import Decided, Rows, lookup, record
 from scdd.ops.common import Filters
-from scdd.ops.lookup import lookup
-from scdd.ops.record import Decided, Rows, record
-from scdd.ops.record.reference import CORRECTED as CORRECTED
-from scdd.ops.record.reference import KEPT as KEPT
-from scdd.ops.record.reference import REMASKED as REMASKED
-from scdd.ops.record.reference import UNMASKED as UNMASKED
 from scdd.samplers.base import (
     LAST,
     PASS,

@@ -20,12 +20,13 @@ from scdd.evals.measure.progress import Watch, unwatched
 from scdd.evals.measure.specs import Repair, SamplingSpec
 from scdd.lm.model import LM
 from scdd.lm.repair import likeliest, one_pass
+from scdd.ops.bookkeeping.reference import CORRECTED, REMASKED, UNMASKED
 from scdd.ops.common import Filters
 from scdd.samplers.base import Context, Grid, Model, Sampler, Tokens, certain, grid
 from scdd.samplers.loop import sample_loop
 from scdd.samplers.options import DRAWING, SamplingOptions, sampler_name, sampler_options
 from scdd.samplers.plan import SamplingPlan, make_plan
-from scdd.samplers.step import CORRECTED, REMASKED, UNMASKED, TokenRows
+from scdd.samplers.step import TokenRows
 
 # What the first measurements did not know is left out at what it always was: their names must stay.
 LATER_SETTINGS = {"start": 1.0, "tolerance": None, "nucleus": None, "last_pass": None, "convention": "ours"}

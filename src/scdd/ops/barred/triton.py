@@ -1,4 +1,4 @@
-"""The barred bias in one launch, where plain PyTorch takes six."""
+"""The head's barred bias in one launch, where plain PyTorch takes six."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WARPS = 4
 
 
 def barred(head: Head, dtype: torch.dtype) -> Tensor:
-    """See `ops.barred.barred`."""
+    """`ops.common.barred_bias` of a head on a GPU."""
     rows = head.weight.shape[0]
     made = torch.empty(rows, dtype=dtype, device=head.weight.device)
     with torch.cuda.device_of(made):  # teachers and scores ask as well, whatever device is the current one

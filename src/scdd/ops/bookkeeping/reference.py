@@ -1,4 +1,4 @@
-"""The bookkeeping of a step in plain PyTorch: what the kernel is held to."""
+"""The same in plain PyTorch: what CPUs run, and what the kernels are held to."""
 
 from __future__ import annotations
 
@@ -8,13 +8,20 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from scdd.ops.record import Decided, Rows
+    from scdd.ops.bookkeeping import Decided, Rows
 
-KEPT, UNMASKED, CORRECTED, REMASKED = 0, 1, 2, 3
+KEPT, UNMASKED, CORRECTED, REMASKED = 0, 1, 2, 3  # what happened to a position: `samplers.step.KINDS`
+
+
+def lookup(
+    tables: tuple[Tensor, Tensor], at: Tensor, heat: Tensor | None, columns: int
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """See `ops.bookkeeping.lookup`."""
+    return tables[0][at], tables[1][at], None if heat is None else heat.expand(-1, columns)
 
 
 def record(rows: Rows, decided: Decided, mask_id: int, into: Tensor | None = None) -> tuple[Rows, Tensor]:
-    """See `ops.record.record`; all in new tensors, whatever `into` is."""
+    """See `ops.bookkeeping.record`; all in new tensors, whatever `into` is."""
     tokens = torch.where(rows.updatable, decided.tokens, rows.tokens)
     was, now, changed = rows.tokens != mask_id, tokens != mask_id, tokens != rows.tokens
     moved = torch.where(now, torch.where(was, CORRECTED, UNMASKED), REMASKED) * changed

@@ -1,4 +1,4 @@
-"""What a step leaves of the rows that took it: their new tokens, what is known of those, how many moved so far."""
+"""What a step reads of the tables of all steps, and what it leaves of its rows: new tokens, what is known of them, how many moved so far."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from scdd.ops.bookkeeping import reference
 from scdd.ops.common import choose
-from scdd.ops.record import reference
 
 
 class Rows(NamedTuple):
@@ -35,6 +35,17 @@ class Decided(NamedTuple):
     pace: Tensor  # [B] int64: steps that each row takes
 
 
+def lookup(
+    tables: tuple[Tensor, Tensor], at: Tensor, heat: Tensor | None, columns: int, impl: str = "auto"
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """(Rows `at` [B] of both tables, [S, R] float64 and [S, N] int64; heat [B, 1] as [B, columns], if there is any)."""
+    if choose(impl, at) == "triton":
+        from scdd.ops.bookkeeping.triton import lookup as fused
+
+        return fused(tables, at, heat, columns)
+    return reference.lookup(tables, at, heat, columns)
+
+
 def record(
     rows: Rows, decided: Decided, mask_id: int, into: Tensor | None = None, impl: str = "auto"
 ) -> tuple[Rows, Tensor]:
@@ -44,7 +55,7 @@ def record(
     come back are those that were given.
     """
     if choose(impl, rows.tokens) == "triton":
-        from scdd.ops.record.triton import record as fused
+        from scdd.ops.bookkeeping.triton import record as fused
 
         return fused(rows, decided, mask_id, into)
     return reference.record(rows, decided, mask_id, into)

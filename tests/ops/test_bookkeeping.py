@@ -12,10 +12,9 @@ from torch import Tensor
 
 from scdd.core import Head, Vocab
 from scdd.core.types import padded
-from scdd.ops.barred.reference import barred
-from scdd.ops.lookup import lookup
-from scdd.ops.record import Decided, Rows, record
-from scdd.ops.record.reference import CORRECTED, KEPT, REMASKED, UNMASKED
+from scdd.ops.bookkeeping import Decided, Rows, lookup, record
+from scdd.ops.bookkeeping.reference import CORRECTED, KEPT, REMASKED, UNMASKED
+from scdd.ops.common import barred_bias
 from tests.ops.cases import CUDA
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="no Triton here")
@@ -24,7 +23,7 @@ MASK = 3
 
 @pytest.fixture(autouse=True)
 def _several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("record", "lookup", "barred"):
+    for name in ("bookkeeping", "barred"):
         monkeypatch.setattr(import_module(f"scdd.ops.{name}.triton"), "BLOCK", 16)
 
 
@@ -132,7 +131,8 @@ def test_the_bias_is_barred(dtype: torch.dtype, given: torch.dtype | None, mask_
     values[5], values[6] = torch.nan, torch.inf
     bias = None if given is None else values.to(CUDA, given)
     head = Head(torch.zeros((rows, 2), device=CUDA), vocab, bias)
-    wanted, found = barred(head, dtype), fused(head, dtype)
+    here = Head(head.weight.cpu(), vocab, None if bias is None else bias.cpu())
+    wanted, found = barred_bias(here, dtype), fused(head, dtype).cpu()
     assert found.dtype == wanted.dtype == dtype
     assert torch.equal(found.nan_to_num(9.0, 8.0, -8.0), wanted.nan_to_num(9.0, 8.0, -8.0))
     assert int((found == -torch.inf).sum()) == rows - vocab.K
