@@ -113,9 +113,9 @@ def kernels(run: Any, steps: int, cuda: bool) -> list[Kernel]:
     return sorted(found, key=lambda each: -each.microseconds)
 
 
+@torch.no_grad()
 def main() -> None:
     args = arguments()
-    torch.set_grad_enabled(False)
     batch, plan, length = batch_of(args)
     for _ in range(2):
         walk(batch, plan, args.rows, length)
