@@ -126,15 +126,26 @@ def measured(trainer: Trainer, args: argparse.Namespace, tokenizer: Any) -> dict
     return {**combined(found, held.bytes), "rows": [(row.mean, row.tokens) for row in found]}
 
 
-def beside(found: dict[str, Any], other: Path) -> str:
+def compared(path: Path, measure: dict[str, Any]) -> list[list[float]]:
+    """Another run's rows, refused if it measured otherwise."""
+    try:
+        theirs = json.loads(path.read_text(encoding="utf-8"))
+        same, rows_ = all(theirs[name] == value for name, value in measure.items()), theirs["rows"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SystemExit(f"--against {path} is no file that another run's --json named ({error}).") from error
+    if not same:
+        raise SystemExit(
+            f"--against {path}: other rows were measured there; give one of the same data, as many --rows, and this version's."
+        )
+    return list(rows_)
+
+
+def beside(found: dict[str, Any], theirs: list[list[float]], name: str) -> str:
     """The difference to another run's NELBO, and its error: the same rows, times and noise, so that most of what either one errs by is
     the other's error too."""
-    theirs = json.loads(other.read_text(encoding="utf-8"))
-    if [tokens for _, tokens in found["rows"]] != [tokens for _, tokens in theirs["rows"]]:
-        raise SystemExit(f"--against {other}: other rows were measured there; give one of the same texts and --rows.")
-    apart = [mine - other for (mine, _), (other, _) in zip(found["rows"], theirs["rows"], strict=True)]
-    mean, error, _ = ratio(apart, [tokens for _, tokens in found["rows"]])
-    return f"NELBO beside {other.stem}: {mean:+.4f} ± {error:.4f} nats a token (row by row)"
+    apart = [mine - other for (mine, _), (other, _) in zip(found["rows"], theirs, strict=True)]
+    mean, error, _ = ratio(apart, [tokens for _, tokens in theirs])
+    return f"NELBO beside {name}: {mean:+.4f} ± {error:.4f} nats a token (row by row)"
 
 
 def commit() -> str:
@@ -203,16 +214,16 @@ def main() -> None:
         if args.write and (own != DATA or args.rows is not None):
             why = "only some rows are measured" if own == DATA else f"the data is another ({own[:12]}, not {DATA[:12]})"
             raise SystemExit(f"--write: {why}, so the result cannot stand in that table; leave --write out.")
-        if args.against and not args.against.exists():
-            raise SystemExit(f"--against {args.against} is not there: give the file that another run's --json named.")
+        measure = {"data": own, "measured_rows": args.rows, "length": LENGTH, "looks": LOOKS}
+        theirs = compared(args.against, measure) if args.against else None
         if args.out.exists() and any(args.out.iterdir()):
             raise SystemExit(f"--out {args.out} exists: choose a new folder.")
-        run(args, spec, own)
+        run(args, spec, measure, theirs)
     except UserError as error:
         raise SystemExit(f"error: {error}") from error
 
 
-def run(args: argparse.Namespace, spec: Recipe, own: str) -> None:
+def run(args: argparse.Namespace, spec: Recipe, measure: dict[str, Any], theirs: list[list[float]] | None) -> None:
     torch.set_float32_matmul_precision("high")
     with world("none", args.device) as here:
         data = build.corpus(spec)
@@ -223,20 +234,18 @@ def run(args: argparse.Namespace, spec: Recipe, own: str) -> None:
         trainer.save()
         trainer.checkpoints.wait()
         found = measured(trainer, args, data.tokenizer)
-    write_json(
-        args.json,
-        {**found, "steps": done.steps, "trained_tokens": done.tokens, "seconds": done.seconds, "set": args.set},
-    )
+    spent = {"steps": done.steps, "trained_tokens": done.tokens, "seconds": done.seconds, "before": done.before}
+    write_json(args.json, {**found, **spent, **measure, "set": args.set})
     name = torch.cuda.get_device_name() if here.device.type == "cuda" else "cpu"
     rate = done.tokens / max(done.seconds, 1e-9)
-    print(f"data {own[:12]}, {found['tokens']:,} tokens measured in {found['sequences']} rows")
+    print(f"data {measure['data'][:12]}, {found['tokens']:,} tokens measured in {found['sequences']} rows")
     print(f"{done.steps} steps, {rate / 1e3:,.0f} k tokens/s; {done.before:.0f} s before the clock ran")
     row = line(done, found, (args.note or ", ".join(args.set) or args.recipe).replace("|", "/"), name)
     print(row)
-    if args.against:
-        print(beside(found, args.against))
     if args.write:
         record(args.page, row)
+    if theirs is not None:
+        print(beside(found, theirs, args.against.stem))
 
 
 if __name__ == "__main__":

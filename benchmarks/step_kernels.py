@@ -40,9 +40,9 @@ from scdd.samplers.plan import SamplingPlan  # noqa: E402
 from scdd.samplers.row_batch import RowBatch  # noqa: E402
 from scdd.samplers.step import TokenRows  # noqa: E402
 from scdd.schedules.peaked import Peaked  # noqa: E402
+from scdd.serve.sharing import Sharing  # noqa: E402
 
-PRODUCT = re.compile(r"gemm|nvjet|cutlass|xmma|addmm|::_int_mm|::mm|::linear", re.IGNORECASE)
-FRAME = 4  # columns that the server has besides the text's
+PRODUCT = re.compile(r"gated_linear|gemm|nvjet|cutlass|xmma|addmm|::_int_mm|::mm|::linear", re.IGNORECASE)
 
 
 class Kernel(NamedTuple):
@@ -79,7 +79,8 @@ def batch_of(args: argparse.Namespace) -> tuple[RowBatch, SamplingPlan, int]:
     lm = load(args.model, device=args.device)
     plan = lm.plan(steps=args.steps, top_p=0.9, stop=False, seed=0)
     plan = altered(plan, rows_per_forward=args.rows if cuda else None)
-    return RowBatch(lm.engine.model, plan, args.length + FRAME if cuda else None), plan, args.length + 2
+    framed = args.length + len(lm.engine.framed(()))
+    return RowBatch(lm.engine.model, plan, Sharing(lm, args.rows).shape(framed).width if cuda else None), plan, framed
 
 
 def walk(batch: RowBatch, plan: SamplingPlan, rows: int, length: int) -> float:

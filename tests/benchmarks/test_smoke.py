@@ -256,11 +256,12 @@ def test_speedrun(run: Run, shards: Path, tmp_path: Path, monkeypatch: pytest.Mo
     assert abs(mean) < 1
     assert 0 <= error < 1
     assert finite(first)["steps"] == trained.step - 1
-    with pytest.raises(SystemExit, match="is not there"):
-        run("speedrun", *flags, "--out", tmp_path / "fewer", "--against", tmp_path / "nobody.json")
-    assert not (tmp_path / "fewer").exists()
+    for wrong in (tmp_path / "nobody.json", tmp_path / "run"):
+        with pytest.raises(SystemExit, match="is no file that another run's"):
+            run("speedrun", *flags, "--out", tmp_path / "fewer", "--against", wrong)
     with pytest.raises(SystemExit, match="other rows were measured there"):
         run("speedrun", *flags, "--rows", 5, "--out", tmp_path / "fewer", "--against", first)
+    assert not (tmp_path / "fewer").exists(), "told before anything is trained"
     for more, why in ((["--rows", 6], "the data is another"), ([], "the data is another")):
         with pytest.raises(SystemExit, match=why):
             run("speedrun", *flags, *more, "--out", tmp_path / "other", "--write")

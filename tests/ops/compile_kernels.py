@@ -28,12 +28,24 @@ from scdd.ops.swiglu import triton_gate as gate
 from scdd.ops.transition import triton as transition
 from scdd.ops.update import triton as update
 
-HOPPER = GPUTarget("cuda", 90, 32)
+HOPPER, ADA = GPUTarget("cuda", 90, 32), GPUTarget("cuda", 89, 32)
+SHARED = 101_376  # bytes of shared memory that a program may have on the smallest of today's GPUs
 
 
-def build(kernel: triton.JITFunction, types: dict[str, str], constants: dict[str, object], warps: int) -> None:
+def build(
+    kernel: triton.JITFunction,
+    types: dict[str, str],
+    constants: dict[str, object],
+    warps: int,
+    stages: int | None = None,
+) -> None:
+    """`stages`: also for a GPU with less shared memory, in which that many loads in flight must fit."""
     signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
-    triton.compile(ASTSource(kernel, signature, constants), target=HOPPER, options={"num_warps": warps})
+    options = {"num_warps": warps} if stages is None else {"num_warps": warps, "num_stages": stages}
+    triton.compile(ASTSource(kernel, signature, constants), target=HOPPER, options=options)
+    if stages is not None:
+        made = triton.compile(ASTSource(kernel, signature, constants), target=ADA, options=options)
+        assert made.metadata.shared <= SHARED, made.metadata.shared
 
 
 def main() -> None:
@@ -134,7 +146,13 @@ def main() -> None:
     for shape, bias in itertools.product((gate.MANY, gate.FEW), (False, True)):
         types = {**dict.fromkeys(("x_", "weight_", "bias_", "product_"), "*bf16"), "count": "i32"}
         constants = {"WIDTH": 1536, "CHANNELS": 576, "BIAS": bias, "DEPTH": gate.DEPTH, "BESIDE": gate.BESIDE}
-        build(gate._gated_linear, types, {**constants, "ROWS": shape.rows, "COLUMNS": shape.columns}, shape.warps)
+        build(
+            gate._gated_linear,
+            types,
+            {**constants, "ROWS": shape.rows, "COLUMNS": shape.columns},
+            shape.warps,
+            shape.stages,
+        )
     attend()
     narrow()
 

@@ -84,7 +84,6 @@ def test_what_a_step_says_may_be_of_any_kind(over: bool) -> None:
     rows, decided = rows_of_all_kinds(5, 40)
     assert decided.standing is not None
     double, column = decided.log_p.double() * 1.1, decided.standing.double()[:, :1] / 3
-    wanted = record(rows, decided._replace(tokens=rows.tokens, log_p=double, standing=column), MASK, impl="reference")
     for each in (decided._replace(log_p=double), decided._replace(log_p=double, standing=column)):
         wanted = record(rows, each, MASK, impl="reference")
         here = Rows(*(part.to(CUDA, copy=True) for part in rows))

@@ -17,6 +17,8 @@ from torch import Tensor
 from scdd.core.rng import CounterRNG
 from scdd.ops.common import Filters
 from scdd.processes.base import Process
+from scdd.processes.noise import Noise
+from scdd.processes.scdd import SCDD
 from scdd.samplers import prediction, row_batch, slots
 from scdd.samplers.ancestral import Ancestral
 from scdd.samplers.base import Model, grid
@@ -24,6 +26,7 @@ from scdd.samplers.graphs import Replay, StepGraphs
 from scdd.samplers.plan import SamplingPlan
 from scdd.samplers.row_batch import RowBatch
 from scdd.samplers.step import TokenRows
+from scdd.schedules.peaked import Peaked
 
 from .tables import table
 from .test_graphs import Rerun, Watch
@@ -112,6 +115,9 @@ def close(some: list[Told], others: list[Told]) -> bool:
     return True
 
 
+UNEVEN = SCDD(
+    VOCAB, Peaked(p_u=0.4), Noise(VOCAB, torch.arange(1, VOCAB.K + 1).double() / (VOCAB.K * (VOCAB.K + 1) / 2))
+)
 KERNELS = ("bookkeeping.triton.record", "bookkeeping.triton.lookup", "barred.triton.barred", "outcome.triton.outcomes",
            "transition.triton.transition", "head.redrawn", "head.redraw")  # fmt: skip
 
@@ -137,8 +143,9 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 @pytest.mark.parametrize(
     ("process", "how", "final", "size"),
-    [(NOISY, "plain", "ancestral", 2), (OTHER, "plain", "greedy", 1), (NOISY, "tolerance", "masks-only", 2), (OTHER, "draws", "ancestral", 2)],
-    ids=["scdd", "gidd, groups", "ends early", "draws"],
+    [(NOISY, "plain", "ancestral", 2), (OTHER, "plain", "greedy", 1), (NOISY, "tolerance", "masks-only", 2), (OTHER, "draws", "ancestral", 2),
+     (UNEVEN, "plain", "ancestral", 2)],
+    ids=["scdd", "gidd, groups", "ends early", "draws", "noise of its own"],
 )  # fmt: skip
 def test_a_whole_step_by_kernels(
     process: Process, how: str, final: str, size: int, copies: list[int], launched: Counter[str], monkeypatch: pytest.MonkeyPatch
@@ -153,7 +160,8 @@ def test_a_whole_step_by_kernels(
         launched.clear()
         apart = together(plain, asks, width=6)
         assert close(apart, wanted)
-        assert all(launched[name] for name in ("record", "lookup", "barred", "outcomes", "transition"))
+        uniform = ("outcomes", "transition") if process.noise is None else ()
+        assert all(launched[name] for name in ("record", "lookup", "barred", *uniform))
         launched.clear()
         assert together(replace(plain, graphs=StepGraphs(Rerun())), asks, width=6) == apart
         assert launched["record"] > 2

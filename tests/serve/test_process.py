@@ -120,6 +120,7 @@ def test_how_many_processes_talk_where_nobody_says(
     from scdd.serve.spec import usual_processes
 
     assert usual_processes(device, cores, platform, ray) == processes
+    assert usual_processes(device, cores + 3, platform, ray, workers=4) == processes
 
 
 @pytest.mark.parametrize(("said", "processes"), [(None, 3), (0, 0), (1, 1)])

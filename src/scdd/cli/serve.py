@@ -128,7 +128,7 @@ def serve(
     )
     names = (*LOOPBACK, host) if local and token is None else None
     if http_processes is None:
-        http_processes = usual_processes(device or usual_device(), cores(), sys.platform, ray is not None)
+        http_processes = usual_processes(device or usual_device(), cores(), sys.platform, ray is not None, workers or 1)
     endpoint = Endpoint(host, port, token, names, log_level, http_processes)
     if ray is None:
         _here(spec, endpoint)

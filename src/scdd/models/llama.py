@@ -127,7 +127,7 @@ class Block(nn.Module):
 
     def _mlp(self, normal: Tensor) -> Tensor:
         first, second = self.mlp_in, self.mlp_out
-        at_once = type(first) is Linear and gates_at_once(normal, first.weight)
+        at_once = self.mlp_impl == "auto" and type(first) is Linear and gates_at_once(normal, first.weight)
         if type(second) is Linear and not at_once:
             inner = first(normal)
             return swiglu_linear(inner, second.weight, second.bias, self.keeps_product, self.mlp_impl)

@@ -29,14 +29,14 @@ class Endpoint(NamedTuple):
     """That talk HTTP, beside the one that computes; 0: that one talks as well."""
 
 
-def usual_processes(device: str, cores: int, platform: str, ray: bool) -> int:
+def usual_processes(device: str, cores: int, platform: str, ray: bool, workers: int = 1) -> int:
     """`Endpoint.processes` where nobody says how many; `device` as torch spells it, `cores` that may be used, `platform` as `sys` has it.
 
-    On a CPU the network wants all cores; in front of replicas nothing is computed; and Windows lacks what they are started with.
+    `workers` compute, and have a core each. On a CPU the network wants all cores; in front of replicas nothing is computed; and Windows lacks what they are started with.
     """
     if device.partition(":")[0] != "cuda" or platform == "win32" or ray:
         return 0
-    return max(0, min(TALKING, cores - KEPT))
+    return max(0, min(TALKING, cores - KEPT - (workers - 1)))
 
 
 @dataclass(frozen=True)

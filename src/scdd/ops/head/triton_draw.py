@@ -32,10 +32,10 @@ def row_draw(
     _row_draw[(logits.shape[0],)](
         logits,
         logits.stride(0),
-        tokens if z_t is None else z_t,
+        tokens if z_t is None else z_t.contiguous(),
         log_p if head.input_bias is None else head.input_bias,
-        u,
-        moves,
+        u.contiguous(),  # one of three numbers of each position is not
+        moves.contiguous(),
         *((tokens, log_p) if otherwise is None else (each.contiguous() for each in otherwise)),
         tokens,
         log_p,
@@ -62,13 +62,13 @@ def _row_draw(
     HAS_INPUT_BIAS: tl.constexpr, TOP_P: tl.constexpr, TOP_K: tl.constexpr, GUESS: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
-    if tl.load(moves + row).to(tl.int32) == 0:
-        if OTHERWISE:
-            tl.store(tokens + row, tl.load(other_ + row))
-            tl.store(log_p + row, tl.load(other_log_p_ + row))
-        else:
-            tl.store(tokens + row, -1)
-            tl.store(log_p + row, -float("inf"))
+    move = tl.load(moves + row).to(tl.int32)
+    other, other_log_p = -1, -float("inf")
+    if OTHERWISE:  # beside `moves`, not behind it: most programs do nothing but wait for these
+        other, other_log_p = tl.load(other_ + row), tl.load(other_log_p_ + row)
+    if move == 0:
+        tl.store(tokens + row, other)
+        tl.store(log_p + row, other_log_p)
     else:
         base = logits + row.to(tl.int64) * stride
         factor = factor_of(scale, row, SCALES)

@@ -28,6 +28,8 @@ def swiglu_linear(
 def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, impl: str = "auto") -> Tensor:
     """silu(gate) · up with gate ‖ up = W x + b, W [2M, D]: [..., M] for x [..., D], in x's dtype. Not differentiated on a GPU."""
     if choose(impl, x) == "triton":
+        if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in (x, weight, bias)):
+            raise RuntimeError("this kernel has no gradient: ask under torch.no_grad(), or for the reference")
         from scdd.ops.swiglu.triton_gate import gated_linear as fused
 
         return fused(x, weight, bias)
@@ -35,12 +37,12 @@ def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, impl: st
 
 
 def gates_at_once(x: Tensor, weight: Tensor) -> bool:
-    """Whether `gated_linear` has a kernel for it: on a GPU, in 16 bits, for matrices in whole blocks, with nobody who wants
-    gradients, or compiles."""
+    """Whether `gated_linear` has a kernel for it: on a GPU, in 16 bits, for matrices in whole blocks and of no more channels than it was
+    found to pay for, with nobody who wants gradients, or compiles."""
     free = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
     half = x.dtype in (torch.bfloat16, torch.float16) and weight.dtype == x.dtype
     if not (free and half and x.is_cuda and HAS_TRITON):
         return False
-    from scdd.ops.swiglu.triton_gate import fits
+    from scdd.ops.swiglu.triton_gate import pays
 
-    return fits(x.shape[-1], weight.shape[0] // 2)
+    return pays(x.shape[-1], weight.shape[0] // 2)

@@ -2,7 +2,8 @@
 
 A program multiplies a tile of positions by the rows of the gate and by those of up that belong to them, and writes what the gate lets
 through. Both are rounded to x's dtype before, as the product's own result would be: it is the same number with or without this kernel,
-as far as sums agree. Sums go along the channels in blocks of `DEPTH`, whatever the tile: a position's result depends on nothing else.
+as far as sums agree. Sums go along the channels in blocks of `DEPTH`, whatever the tile, so that a position's result does not depend on how
+many others there are (a test says so on Hopper; a server tries it on every GPU).
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ MANY = Shape(128, 128, 8, 3)
 FEW = Shape(64, 64, 4, 4)  # so that few positions keep more processors busy
 ENOUGH = 1024  # positions for `MANY`
 DEPTH = 64  # channels at a time
+WIDEST = 1024  # channels: the product takes longer than the library's, and where it is long, more than the pass over memory that is spared
 BESIDE = 8  # tiles of positions that are worked at side by side, and share what they read of the weight
 
 
-def fits(channels: int, width: int) -> bool:
-    """Whether there are whole blocks of channels and columns."""
-    return channels % DEPTH == 0 and width % MANY.columns == 0
+def pays(channels: int, width: int) -> bool:
+    """Whether there are whole blocks of channels and columns, and few enough channels."""
+    return channels <= WIDEST and channels % DEPTH == 0 and width % MANY.columns == 0
 
 
 def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
