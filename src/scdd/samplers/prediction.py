@@ -149,9 +149,9 @@ class Prediction:
     ) -> None:
         """Evaluates the network, for the rows of `groups` (those that have finished may be left out).
 
-        t and the filters' temperature are numbers, or columns [B, 1]: each row's own; the temperature may be [B, L] as well. `before` is an evaluation of the same rows with the
-        same filters: groups whose tokens are still the same are not evaluated again, if the network looks at nothing else.
-        `packing` joins groups of one row each before they are evaluated.
+        t and the filters' temperature are numbers, or columns [B, 1], each row's own; the temperature may be [B, L] as well. `before` is an
+        evaluation of the same rows with the same filters: groups whose tokens are still the same are not evaluated again, if the network
+        looks at nothing else. `packing` joins groups of one row each before they are evaluated.
         """
         known = {} if before is None else before._known()
         found = [(group, known.get(_place(group))) for group in groups]
