@@ -224,8 +224,8 @@ def test_kernels_find_every_nucleus(top_p: float, sampled: int, monkeypatch: pyt
     assert torch.equal(tokens.cpu(), wanted)
     assert torch.allclose(drawn.cpu().double(), wanted_log_p, atol=2e-5)
     apart = torch.stack([u.flip(0), u, u / 2], dim=1).to(CUDA)[:, 1]  # one of three numbers of each position
-    again, _ = row_draw(logits, head, apart, None, filters, moves)
-    assert torch.equal(again, tokens)
+    again, _ = row_draw(logits[:4], head, apart[:4], None, filters, moves[:4])
+    assert torch.equal(again, tokens[:4])
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="no Triton here")

@@ -143,9 +143,10 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 @pytest.mark.parametrize(
     ("process", "how", "final", "size"),
-    [(NOISY, "plain", "ancestral", 2), (OTHER, "plain", "greedy", 1), (NOISY, "tolerance", "masks-only", 2), (UNEVEN, "plain", "ancestral", 2),
-     pytest.param(OTHER, "draws", "ancestral", 2, marks=pytest.mark.slow)],  # the interpreter searches nuclei for a quarter of a minute
-    ids=["scdd", "gidd, groups", "ends early", "noise of its own", "draws"],
+    [(NOISY, "plain", "ancestral", 2), (OTHER, "plain", "greedy", 1), (UNEVEN, "plain", "ancestral", 2),
+     # the interpreter searches nuclei for a quarter of a minute
+     pytest.param(NOISY, "tolerance", "masks-only", 2, marks=pytest.mark.slow), pytest.param(OTHER, "draws", "ancestral", 2, marks=pytest.mark.slow)],
+    ids=["scdd", "gidd, groups", "noise of its own", "ends early", "draws"],
 )  # fmt: skip
 def test_a_whole_step_by_kernels(
     process: Process, how: str, final: str, size: int, copies: list[int], launched: Counter[str], monkeypatch: pytest.MonkeyPatch
