@@ -35,7 +35,8 @@ _COMPILED = tl.constexpr(isinstance(load_scores, triton.runtime.JITFunction))
 
 @triton.jit
 def exp_(v):
-    """Float32's e^v, to the last bit as torch's kernels have it: Triton's own is shorter, and wrong by more for large v."""
+    """Float32's e^v, to the last bit as torch's kernels have it, but that denormals are 0: Triton's own is shorter, and wrong by more
+    for large v."""
     if _COMPILED:
         result = libdevice.exp(v)
     else:  # the interpreter has numpy's alone

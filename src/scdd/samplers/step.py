@@ -195,7 +195,7 @@ def _beside(rows: Tensor, x: Tensor) -> Tensor:
     return rows.reshape(-1, *[1] * (x.dim() - 1))
 
 
-_STATE = Rows._fields[:-2]  # what a step changes of it
+_STATE = Rows._fields[:-2]  # what a step changes of `State`
 
 
 def _record(context: Context, new: Tokens, now: Present, into: Tensor | None) -> tuple[Present, Tensor]:

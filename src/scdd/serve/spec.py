@@ -14,7 +14,7 @@ from scdd.serve.service import Service
 
 ROWS = {"cpu": 16, "gpu": 64}  # texts drawn together
 TALKING = 4  # processes that talk HTTP, where the model is on a GPU
-KEPT = 2  # cores that they leave to the one that computes, and to whatever else the machine does
+KEPT = 2  # cores that they leave to a worker that computes, and to whatever else the machine does
 
 
 class Endpoint(NamedTuple):
@@ -32,7 +32,8 @@ class Endpoint(NamedTuple):
 def usual_processes(device: str, cores: int, platform: str, ray: bool, workers: int = 1) -> int:
     """`Endpoint.processes` where nobody says how many; `device` as torch spells it, `cores` that may be used, `platform` as `sys` has it.
 
-    `workers` compute, and have a core each. On a CPU the network wants all cores; in front of replicas nothing is computed; and Windows lacks what they are started with.
+    `workers` compute, and have a core each. On a CPU the network wants all cores; in front of replicas nothing is computed; and Windows
+    lacks what they are started with.
     """
     if device.partition(":")[0] != "cuda" or platform == "win32" or ray:
         return 0
